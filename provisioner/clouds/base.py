@@ -1,0 +1,62 @@
+"""The one contract that every cloud fulfils. A cloud is a room: found by entry point, imported when used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+from provisioner.model import Failure, Launch, Node, NodeState, Offer, Owned
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the job asks of a machine. Empty ``gpus`` means any. ``cuda`` is e.g. ``(12, 4)`` or None."""
+
+    gpus: tuple[str, ...] = ()
+    count: int = 1
+    min_vram_gb: float = 0.0
+    cuda: tuple[int, int] | None = None
+
+
+@runtime_checkable
+class Cloud(Protocol):
+    """Get, watch and give back machines of one cloud. Every method is idempotent and has its own deadlines."""
+
+    name: ClassVar[str]
+
+    def offers(self, request: Request) -> Sequence[Offer]:
+        """List what could run the job, from the catalog and live stock. Raises CloudError."""
+        ...
+
+    def prepare(self, region: str) -> None:
+        """Make the substrate of a region (network, role, launch template). Free of charge. Raises CloudError."""
+        ...
+
+    def claim(self, offer: Offer, launch: Launch) -> Node | Failure:
+        """Get the machine, or say why not. Never two machines for one ``launch.token``.
+
+        After a doubtful answer (time-out, lost connection, a repeat after a crash) it looks up what the token made
+        before it tries again.
+        """
+        ...
+
+    def adopt(self, node: Node) -> None:
+        """Let Terraform take the machine over. Never replaces it. A cloud without Terraform does nothing."""
+        ...
+
+    def release(self, node: Node) -> None:
+        """Make the machine go away; returns when the cloud confirms it. Gone already is fine. Raises CloudError."""
+        ...
+
+    def inspect(self, node: Node) -> NodeState:
+        """Say how the cloud sees the machine. Raises Unreachable when the cloud does not answer."""
+        ...
+
+    def owned(self) -> Sequence[Owned]:
+        """List everything at the cloud that carries our tags for this job, whatever any state file says."""
+        ...
+
+    def dismantle(self) -> None:
+        """Remove what ``prepare`` made for this job, in every region. Idempotent."""
+        ...

@@ -1,0 +1,192 @@
+"""Frozen values that the rooms hand to each other. No I/O, and nothing but the standard library.
+
+The node imports this module on a bare machine, so it stays free of third-party packages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+
+
+class Market(StrEnum):
+    """How a machine is paid for."""
+
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+
+
+class FailureKind(StrEnum):
+    """Why a cloud did not give a machine. Each cloud maps its own codes to these."""
+
+    NO_CAPACITY = "no_capacity"
+    QUOTA = "quota"
+    NOT_OFFERED = "not_offered"
+    PRICE_TOO_LOW = "price_too_low"
+    THROTTLED = "throttled"
+    UNAUTHORIZED = "unauthorized"
+    INVALID = "invalid"
+    NETWORK = "network"
+    UNKNOWN = "unknown"
+
+
+class Scope(StrEnum):
+    """How far a failure reaches. MARKET means one market (spot or on-demand) of one region."""
+
+    OFFER = "offer"
+    ZONE = "zone"
+    MARKET = "market"
+    REGION = "region"
+    ACCOUNT = "account"
+
+
+class NodeState(StrEnum):
+    """A machine as its cloud sees it. GONE is an answer, not an error."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    GONE = "gone"
+
+
+class Ending(StrEnum):
+    """Why a placement ended. LOST: the machine went away. STOPPED: a notice, or the node gave up its place."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    LOST = "lost"
+    STOPPED = "stopped"
+    NEVER_STARTED = "never_started"
+    LIMIT = "limit"
+    TAKEN_DOWN = "taken_down"
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """An amount in a currency, e.g. ``Money(Decimal("0.526"), "USD")``."""
+
+    amount: Decimal
+    currency: str
+
+    def __str__(self) -> str:
+        """Return ``0.526 USD``, without trailing zeros."""
+        return f"{self.amount.normalize():f} {self.currency}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """GPUs of one machine. ``vram_gb`` is GiB per card. ``count`` 0 means a slice of a card."""
+
+    name: str
+    count: int
+    vram_gb: float
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A machine that could run the job. ``zone`` is empty where a cloud has none or chooses itself."""
+
+    cloud: str
+    region: str
+    zone: str
+    instance_type: str
+    gpu: Gpu
+    market: Market
+    price_per_hour: Money | None
+    available: int | None = None
+    """Free cards as the cloud reports them; None where it does not say."""
+
+    @property
+    def key(self) -> str:
+        """A stable name: ``aws/us-east-1/us-east-1a/g4dn.xlarge/spot``."""
+        return "/".join((self.cloud, self.region, self.zone or "-", self.instance_type, self.market))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A cloud's refusal, typed. ``code`` is the cloud's own word; ``advice`` one line for the operator."""
+
+    kind: FailureKind
+    scope: Scope
+    code: str
+    message: str
+    advice: str = ""
+    ttl_s: float = 180.0
+    """How long the planner leaves this scope alone, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRef:
+    """Which job: its name, and an id that is drawn once when the job is first started (8 hex digits)."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a claim needs besides the offer. ``user_data`` holds no secret but one short-lived link."""
+
+    job: JobRef
+    epoch: int
+    token: str
+    user_data: str
+    ttl_s: float
+    tags: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def node_name(self) -> str:
+        """Name of the machine at its cloud: ``failover-<job>-<uid>-e<epoch>``."""
+        return f"failover-{self.job.name}-{self.job.uid}-e{self.epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A claimed machine."""
+
+    id: str
+    offer: Offer
+    job: JobRef
+    epoch: int
+    token: str
+    claimed_at: float
+    """Unix time of the claim's answer, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A thing that carries our tags, as the cloud lists it. ``kind``: machine, volume, spot_request, ..."""
+
+    cloud: str
+    region: str
+    kind: str
+    id: str
+    state: str
+    job: str = ""
+    epoch: int | None = None
+    token: str = ""
+    price_per_hour: Money | None = None
+
+
+TAG_OWNER = "failover:owner"
+TAG_JOB = "failover:job"
+TAG_UID = "failover:uid"
+TAG_EPOCH = "failover:epoch"
+TAG_TOKEN = "failover:token"  # noqa: S105 - a tag's name
+OWNER = "gpu-failover"
+
+
+def tags(job: JobRef, epoch: int, token: str) -> dict[str, str]:
+    """Return the tags that every machine of a placement carries."""
+    return {TAG_OWNER: OWNER, TAG_JOB: job.name, TAG_UID: job.uid, TAG_EPOCH: str(epoch), TAG_TOKEN: token}
+
+
+def claim_token(job: JobRef, epoch: int, offer: Offer, attempt: int = 0) -> str:
+    """Return the idempotency token of one claim: one per (placement, offer, attempt), 32 hex digits.
+
+    It is a function of values that the workflow has already recorded, so it is durable before the call.
+    """
+    text = f"{job.name}\0{job.uid}\0{epoch}\0{offer.key}\0{attempt}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
