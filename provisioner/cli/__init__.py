@@ -1,0 +1,106 @@
+"""The ``failover`` command. Each group is a file of its own, imported only when it is used.
+
+Data goes to stdout, words to stderr. Exit codes: ``provisioner.errors.ExitCode``, docs/exit-codes.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from provisioner import __version__
+from provisioner.errors import ExitCode, FailoverError
+
+COMMANDS = {
+    "init": ("provisioner.cli.config:init_command", "Write a commented failover.yaml."),
+    "config": ("provisioner.cli.config:config_group", "Check a failover.yaml; print its JSON schema."),
+    "check": ("provisioner.cli.check:check", "Show AutoDL's stock, prices and balance; wait for cards."),
+    "plan": ("provisioner.cli.plan:plan", "Show where the job would run, and why."),
+    "run": ("provisioner.cli.run:run", "Run the job until it is done, wherever there are GPUs."),
+    "status": ("provisioner.cli.status:status", "Show jobs and their machines."),
+    "logs": ("provisioner.cli.status:logs", "Print the training log of a job."),
+    "down": ("provisioner.cli.run:down", "Take a job's machines down and remove what was prepared."),
+    "drill": ("provisioner.cli.drill:drill", "Rehearse an outage in a cloud in a box."),
+    "doctor": ("provisioner.cli.doctor:doctor", "Check this machine, the credentials and the store."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called, so that ``--help`` is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """List the commands in the order of a job's life."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import the command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve a command, with a did-you-mean."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], COMMANDS, n=1)
+            ctx.fail(f"No such command '{args[0]}'." + (f" Did you mean '{close[0]}'?" if close else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands with their one line, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="failover")
+def cli() -> None:
+    """Keep a training job alive when GPUs run out: AutoDL first, then AWS, from the last checkpoint on."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit code. Every error is one line on stderr."""
+    try:
+        outcome = cli.main(args=arguments, standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return int(ExitCode.BAD_INPUT)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return int(ExitCode.INTERRUPTED)
+    except FailoverError as error:
+        click.echo(f"failover: {error}", err=True)
+        if error.hint:
+            click.echo(f"  {error.hint}", err=True)
+        return int(error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output went away: nothing left to say
+        return 0
+    except Exception as error:  # noqa: BLE001 - the outermost boundary: one line, the rest in a file
+        return _our_fault(error)
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _our_fault(error: Exception) -> int:
+    """Keep the traceback in a file of the operator's, and say where."""
+    import os
+    import tempfile
+    import traceback
+
+    handle, name = tempfile.mkstemp(prefix="failover-crash-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write("".join(traceback.format_exception(error)))
+    click.echo(f"failover: a fault of ours: {type(error).__name__} (details: {name})", err=True)
+    return int(ExitCode.OUR_FAULT)
+
+
+def entry() -> None:
+    """Console script."""
+    sys.exit(main())

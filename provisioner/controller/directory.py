@@ -1,0 +1,151 @@
+"""The state directory of one job: small JSON files, the workflow's database, a lock. Everything is 0600 in 0700.
+
+``$FAILOVER_STATE_DIR``, else ``$XDG_STATE_HOME/gpu-failover``, else ``~/.local/state/gpu-failover``; one folder per job.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from provisioner.errors import ConfigError
+from provisioner.model import JobRef
+
+
+def state_root(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the folder that holds one folder per job."""
+    env = os.environ if environ is None else environ
+    if env.get("FAILOVER_STATE_DIR"):
+        return Path(env["FAILOVER_STATE_DIR"]).expanduser()
+    home = env.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
+    return Path(home) / "gpu-failover"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What is remembered of a job between two starts of the controller.
+
+    ``run`` counts the starts that began a new workflow; ``open`` says whether the last one has not ended.
+    """
+
+    name: str
+    uid: str
+    run: int
+    open: bool
+    config_path: str
+    started_at: float
+
+    @property
+    def ref(self) -> JobRef:
+        """The job's name and uid."""
+        return JobRef(self.name, self.uid)
+
+    @property
+    def workflow_id(self) -> str:
+        """The id under which the workflow engine knows this run."""
+        return f"{self.name}-{self.uid}-{self.run}"
+
+
+class JobDirectory:
+    """One job's folder."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        """Name the folder; nothing is created yet."""
+        self.name = name
+        self.path = root / "jobs" / name
+        self.cache = root / "cache"
+
+    def create(self) -> None:
+        """Make the folder, readable by its owner only. Raises ConfigError where it cannot be written."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+            self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"state directory {self.path}: {error.strerror or error}"
+            raise ConfigError(message, hint="set FAILOVER_STATE_DIR to a folder that can be written") from error
+
+    def record(self) -> JobRecord | None:
+        """Read what is remembered of the job, or None."""
+        data = self.read_json("job.json")
+        return JobRecord(**data) if isinstance(data, dict) else None
+
+    def remember(self, record: JobRecord) -> None:
+        """Write the record, atomically."""
+        self.write_json("job.json", asdict(record))
+
+    def close(self) -> None:
+        """Mark the run as ended."""
+        record = self.record()
+        if record is not None:
+            self.remember(replace(record, open=False))
+
+    def read_json(self, name: str) -> object:
+        """Read one of the folder's JSON files; None when it is not there."""
+        try:
+            return json.loads((self.path / name).read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+
+    def write_json(self, name: str, value: object) -> None:
+        """Write a JSON file atomically, 0600."""
+        self.write_text(name, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write a file atomically, 0600, and return its path."""
+        target = self.path / name
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:  # mkstemp creates 0600
+            file.write(text)
+        Path(temporary).replace(target)
+        return target
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the job for this process. The kernel lets go of it when the process dies, however it dies.
+
+        Raises ConfigError when another controller holds it.
+        """
+        with (self.path / "lock").open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                owner = file.read().strip() or "unknown"
+                message = f"job {self.name} is already run by process {owner}"
+                raise ConfigError(message, hint=f"follow it with: failover logs {self.name} --follow") from error
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def controller_pid(self) -> int | None:
+        """Return the process that runs this job now, or None."""
+        try:
+            with (self.path / "lock").open("r", encoding="utf-8") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return int(file.read() or 0) or None
+        except (FileNotFoundError, ValueError):
+            pass
+        return None
+
+
+def new_uid() -> str:
+    """Draw a job's id: 8 hex digits."""
+    return secrets.token_hex(4)
+
+
+def jobs(root: Path) -> list[JobRecord]:
+    """List every job that the state root knows, by name."""
+    found = (JobDirectory(root, path.parent.name).record() for path in sorted(root.glob("jobs/*/job.json")))
+    return [record for record in found if record is not None]

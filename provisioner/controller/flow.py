@@ -1,0 +1,163 @@
+"""The job's life as one straight function: ask AutoDL, plan, claim, watch, release, and again until it is done.
+
+Every outside effect is a step. ``step`` records a step's answer before the next one begins, so a controller that is
+killed takes the job up after the last recorded step. Between steps only recorded values decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from provisioner.controller.records import Asked, Begun, Claimed, Finished, Placement, Published, Released, Watched
+from provisioner.controller.report import build_report
+from provisioner.model import Ending, FailureKind, JobRef, Node, Offer
+
+T = TypeVar("T")
+
+FINAL = frozenset({Ending.COMPLETED, Ending.FAILED, Ending.LIMIT, Ending.TAKEN_DOWN})
+TAKEN_DOWN = "taken down"
+
+
+class Step(Protocol):
+    """Run a call and record its answer; when the same run is taken up again, return the recorded answer."""
+
+    def __call__(self, name: str, call: Callable[..., T], *args: object) -> T:
+        """Run ``call(*args)``, once."""
+        ...
+
+
+class Effects(Protocol):
+    """What the flow can do to the world. Each may be repeated after a crash without doing it twice."""
+
+    job: JobRef
+
+    def begin(self) -> Begun:
+        """Find the first free epoch and release what an earlier run left."""
+        ...
+
+    def publish(self) -> Published:
+        """Put the runtime and the workdir into the store."""
+        ...
+
+    def ask_primary(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
+        """Ask the primary for a machine, for as long as ``primary.autodl.wait`` says."""
+        ...
+
+    def ask_fallback(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
+        """List the offers of every fallback."""
+        ...
+
+    def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Offer]:
+        """Order the offers, best first, without those that an earlier answer rules out. No outside effect."""
+        ...
+
+    def claim(self, offer: Offer, epoch: int, attempt: int, published: Published) -> Claimed:
+        """Prepare the region, get the machine, or say why not."""
+        ...
+
+    def watch(self, node: Node, begun: Begun, past: tuple[Placement, ...]) -> Watched:
+        """Follow a node until its placement ends."""
+        ...
+
+    def release(self, node: Node) -> Released:
+        """Make the machine go away."""
+        ...
+
+    def pause(self, since: float, round_number: int) -> bool:
+        """Wait before the next round of claims; False when there is no point in another."""
+        ...
+
+    def finish(self) -> Finished:
+        """Remove the substrate and list what is left."""
+        ...
+
+
+class Stopped(Exception):  # noqa: N818 - a turn in the flow, not a failure
+    """The job ends without a further placement."""
+
+    def __init__(self, ending: Ending, reason: str) -> None:
+        """Keep how and why."""
+        super().__init__(reason)
+        self.ending = ending
+        self.reason = reason
+
+
+class Flow:
+    """One run of one job."""
+
+    def __init__(self, effects: Effects, step: Step) -> None:
+        """Take the world, and the recorder."""
+        self.effects = effects
+        self.step = step
+        self.placements: list[Placement] = []
+        self.claims: list[Claimed] = []
+
+    def run(self) -> dict[str, object]:
+        """Run the job to its end and return the report."""
+        begun = self.step("begin", self.effects.begin)
+        try:
+            published = self.step("publish", self.effects.publish)
+            ending, reason = self._place_until_done(begun, published)
+        except Stopped as stop:
+            ending, reason = stop.ending, stop.reason
+        finished = self.step("finish", self.effects.finish)
+        return build_report(self.effects.job, begun, self.placements, self.claims, ending, reason, finished)
+
+    def _place_until_done(self, begun: Begun, published: Published) -> tuple[Ending, str]:
+        epoch = begun.first_epoch
+        lost: Offer | None = None
+        while True:
+            first = len(self.claims)
+            node = self._acquire(begun, epoch, lost, published)
+            watched = self.step("watch", self.effects.watch, node, begun, tuple(self.placements))
+            released = self.step("release", self.effects.release, node)
+            self.placements.append(Placement(epoch, tuple(self.claims[first:]), node, watched, released))
+            if watched.ending in FINAL:
+                return watched.ending, watched.reason
+            lost = node.offer
+            epoch += 1
+
+    def _acquire(self, begun: Begun, epoch: int, lost: Offer | None, published: Published) -> Node:
+        """Try the primary, then the fallbacks, round after round. Raises Stopped when nothing is to be had."""
+        first = len(self.claims)
+        since: float | None = None
+        round_number = 0
+        while True:
+            refusals: list[FailureKind] = []
+            for ask in (self.effects.ask_primary, self.effects.ask_fallback):
+                asked = self.step(ask.__name__, ask, begun, tuple(self.placements))
+                since = asked.at if since is None else since
+                refusals += [problem.kind for problem in asked.problems]
+                _stop_if_told(asked.stop)
+                node = self._claim_first(asked, epoch, round_number, lost, published)
+                if node is not None:
+                    return node
+            round_number += 1
+            refusals += [claimed.failure.kind for claimed in self.claims[first:] if claimed.failure]
+            if refusals and set(refusals) == {FailureKind.UNAUTHORIZED}:
+                raise Stopped(Ending.NEVER_STARTED, "refused")
+            if not self.step("pause", self.effects.pause, since, round_number):
+                raise Stopped(Ending.NEVER_STARTED, "no offer could be had")
+
+    def _claim_first(
+        self, asked: Asked, epoch: int, attempt: int, lost: Offer | None, published: Published
+    ) -> Node | None:
+        """Claim along the ranking. What an answer rules out is not tried."""
+        tried: set[str] = set()
+        while True:
+            ranked = self.effects.rank(asked, tuple(self.claims), lost)
+            offer = next((offer for offer in ranked if offer.key not in tried), None)
+            if offer is None:
+                return None
+            tried.add(offer.key)
+            claimed = self.step("claim", self.effects.claim, offer, epoch, attempt, published)
+            self.claims.append(claimed)
+            if claimed.node is not None:
+                return claimed.node
+            _stop_if_told(claimed.stop)
+
+
+def _stop_if_told(reason: str) -> None:
+    if reason:
+        raise Stopped(Ending.TAKEN_DOWN if reason == TAKEN_DOWN else Ending.LIMIT, reason)

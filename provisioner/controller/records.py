@@ -1,0 +1,85 @@
+"""What the workflow records of each step. Frozen, small, without secrets: these values stand in its database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from provisioner.model import Ending, Failure, Node, Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The start of a run. ``first_epoch`` is one more than the highest epoch that the store has seen."""
+
+    at: float
+    first_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What every node of the job needs, as keys in the store: (wheel key, sha256) pairs and the packed workdir."""
+
+    wheels: tuple[tuple[str, str], ...]
+    workdir_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Offers of some clouds at one moment; ``problems``: the clouds that could not answer. ``stop``: end the job, why."""
+
+    offers: tuple[Offer, ...]
+    at: float
+    problems: tuple[Failure, ...] = ()
+    stop: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The answer to one claim."""
+
+    offer: Offer
+    at: float
+    node: Node | None
+    failure: Failure | None
+    stop: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """How a placement went. Times are Unix seconds; None where it never came to that."""
+
+    ending: Ending
+    reason: str
+    at: float
+    last_seen: float | None
+    first_step_at: float | None
+    restored_step: int | None
+    last_step: int | None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Whether the machine is gone for certain; ``problem`` is one line when it is not."""
+
+    at: float
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What is left at the clouds after the end: a line for each thing that should not be there."""
+
+    at: float
+    leaked: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One epoch of the job, whole: the claims that failed, the one that did not, and how it ended."""
+
+    epoch: int
+    claims: tuple[Claimed, ...]
+    node: Node
+    watched: Watched
+    released: Released

@@ -1,0 +1,145 @@
+"""The report of a run: what happened, what was lost, what it cost, what is left."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from decimal import Decimal
+
+from provisioner.controller.records import Begun, Claimed, Finished, Placement
+from provisioner.errors import ExitCode
+from provisioner.model import Ending, JobRef, Offer
+
+RESULTS: dict[Ending, tuple[str, ExitCode]] = {
+    Ending.COMPLETED: ("completed", ExitCode.DONE),
+    Ending.FAILED: ("failed", ExitCode.JOB_FAILED),
+    Ending.LIMIT: ("limit_reached", ExitCode.LIMIT_REACHED),
+    Ending.TAKEN_DOWN: ("taken_down", ExitCode.INTERRUPTED),
+    Ending.NEVER_STARTED: ("no_offer", ExitCode.NO_OFFER),
+}
+
+
+def placement_seconds(placement: Placement) -> float:
+    """Return how long a machine was ours: from the claim's answer to the confirmed release, in seconds."""
+    return max(0.0, placement.released.at - placement.node.claimed_at)
+
+
+def cost(placements: Sequence[Placement]) -> dict[str, Decimal]:
+    """Return price times time by currency. A machine whose price is unknown adds nothing; see ``unpriced``."""
+    total: dict[str, Decimal] = defaultdict(Decimal)
+    for placement in placements:
+        price = placement.node.offer.price_per_hour
+        if price is not None:
+            total[price.currency] += price.amount * Decimal(str(placement_seconds(placement))) / 3600
+    return dict(total)
+
+
+def build_report(  # noqa: PLR0913 - these seven are the whole run
+    job: JobRef,
+    begun: Begun,
+    placements: Sequence[Placement],
+    claims: Sequence[Claimed],
+    ending: Ending,
+    reason: str,
+    finished: Finished,
+) -> dict[str, object]:
+    """Return the report as plain JSON values. Times are Unix seconds, durations seconds."""
+    result, code = RESULTS.get(ending, ("failed", ExitCode.JOB_FAILED))
+    if reason == "refused":
+        result, code = "refused", ExitCode.CLOUD_REFUSED
+    resumed = [placement for placement in placements[1:] if placement.watched.restored_step is not None]
+    restored = resumed[-1].watched.restored_step if resumed else None
+    steps = [placement.watched.last_step for placement in placements if placement.watched.last_step is not None]
+    problems = [f"{p.node.id}: {p.released.problem}" for p in placements if p.released.problem]
+    return {
+        "version": 1,
+        "job": job.name,
+        "uid": job.uid,
+        "result": result,
+        "exit_code": int(code),
+        "reason": reason,
+        "placements": [_placement(placement) for placement in placements],
+        "refused": [_attempt(claimed) for claimed in _without_placement(placements, claims)],
+        "restored_step": restored,
+        "final_step": steps[-1] if steps else None,
+        "steps_lost": _steps_lost(placements),
+        "recovery_seconds": _recovery_seconds(placements),
+        "cost_estimate": {
+            "by_currency": {currency: round(float(amount), 6) for currency, amount in cost(placements).items()},
+            "unpriced": [p.node.offer.key for p in placements if p.node.offer.price_per_hour is None],
+        },
+        "started_at": begun.at,
+        "ended_at": finished.at,
+        "leaked": [*finished.leaked, *problems],
+    }
+
+
+def _placement(placement: Placement) -> dict[str, object]:
+    offer, watched = placement.node.offer, placement.watched
+    return {
+        "epoch": placement.epoch,
+        **_where(offer),
+        "node": placement.node.id,
+        "attempts": [_attempt(claimed) for claimed in placement.claims if claimed.failure is not None],
+        "ended": str(watched.ending),
+        "reason": watched.reason,
+        "restored_step": watched.restored_step,
+        "last_step": watched.last_step,
+        "exit_code": watched.exit_code,
+        "claimed_at": placement.node.claimed_at,
+        "first_step_at": watched.first_step_at,
+        "ended_at": watched.at,
+        "released_at": placement.released.at,
+        "seconds": round(placement_seconds(placement), 3),
+    }
+
+
+def _where(offer: Offer) -> dict[str, object]:
+    price = offer.price_per_hour
+    return {
+        "cloud": offer.cloud,
+        "region": offer.region,
+        "zone": offer.zone,
+        "instance_type": offer.instance_type,
+        "gpu": offer.gpu.name,
+        "gpu_count": offer.gpu.count,
+        "market": str(offer.market),
+        "price_per_hour": None if price is None else {"amount": float(price.amount), "currency": price.currency},
+    }
+
+
+def _attempt(claimed: Claimed) -> dict[str, object]:
+    failure = claimed.failure
+    return {
+        **{name: value for name, value in _where(claimed.offer).items() if name not in {"gpu", "gpu_count"}},
+        "failure": str(failure.kind) if failure else None,
+        "scope": str(failure.scope) if failure else None,
+        "code": failure.code if failure else None,
+        "message": failure.message if failure else claimed.stop,
+        "advice": failure.advice if failure else "",
+        "at": claimed.at,
+    }
+
+
+def _without_placement(placements: Sequence[Placement], claims: Sequence[Claimed]) -> Sequence[Claimed]:
+    """Return the claims of the last search, the one that led to no placement."""
+    return claims[sum(len(placement.claims) for placement in placements) :]
+
+
+def _steps_lost(placements: Sequence[Placement]) -> int:
+    """Return the steps that had to be trained again, over all changes of machine."""
+    lost = 0
+    for before, after in zip(placements, placements[1:], strict=False):
+        if before.watched.last_step is not None and after.watched.restored_step is not None:
+            lost += max(0, before.watched.last_step - after.watched.restored_step)
+    return lost
+
+
+def _recovery_seconds(placements: Sequence[Placement]) -> float | None:
+    """Return the longest time from the last sign of a lost machine to the first step trained after the restore."""
+    spans = [
+        after.watched.first_step_at - before.watched.last_seen
+        for before, after in zip(placements, placements[1:], strict=False)
+        if after.watched.first_step_at is not None and before.watched.last_seen is not None
+    ]
+    return round(max(spans), 3) if spans else None

@@ -1,0 +1,145 @@
+"""When has a placement ended? A pure judgement over what the store and the cloud show, and the loop that asks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from provisioner.controller.flow import TAKEN_DOWN
+from provisioner.controller.records import Watched
+from provisioner.model import Ending, Node, NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait, in seconds: between looks, for a silent node, for a first sign of life."""
+
+    poll_s: float
+    lost_after_s: float
+    boot_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What is known of a node at one moment.
+
+    ``state`` and ``stored`` are None and False where the cloud or the store could not be asked just now.
+    ``heard_at`` is our own clock when the heartbeat last changed, so a node's wrong clock does not matter.
+    """
+
+    now: float
+    claimed_at: float
+    state: NodeState | None = None
+    stored: bool = True
+    done: dict[str, object] | None = None
+    heartbeat: dict[str, object] | None = None
+    heard_at: float | None = None
+    stop: str = ""
+
+
+def judge(signs: Signs, patience: Patience) -> tuple[Ending, str] | None:
+    """Say how the placement ended, or None while it goes on.
+
+    The node's own word comes first, then the operator's, then the cloud's, then silence. A store that cannot be read
+    is no silence: losing sight is not losing the job.
+    """
+    if signs.done is not None:
+        completed = signs.done.get("result") == "completed"
+        return (Ending.COMPLETED if completed else Ending.FAILED), str(signs.done.get("reason") or "")
+    if signs.stop:
+        return (Ending.TAKEN_DOWN if signs.stop == TAKEN_DOWN else Ending.LIMIT), signs.stop
+    end = signs.heartbeat.get("end") if signs.heartbeat else None
+    if isinstance(end, dict):
+        return Ending.STOPPED, str(end.get("reason") or "the node stopped")
+    if signs.state in {NodeState.GONE, NodeState.STOPPED}:
+        if signs.heartbeat is None:
+            return Ending.NEVER_STARTED, f"the machine is {signs.state} and never sent a heartbeat"
+        return Ending.LOST, f"the cloud says the machine is {signs.state}"
+    if not signs.stored:
+        return None
+    if signs.heard_at is None:
+        waited = signs.now - signs.claimed_at
+        if waited > patience.boot_timeout_s:
+            return Ending.NEVER_STARTED, f"no heartbeat within {patience.boot_timeout_s:.0f} s of the claim"
+        return None
+    silent = signs.now - signs.heard_at
+    if silent > patience.lost_after_s:
+        return Ending.LOST, f"no heartbeat for {silent:.0f} s"
+    return None
+
+
+class View(Protocol):
+    """Where the signs come from. A method raises CloudError when its source cannot be asked just now."""
+
+    def state(self, node: Node) -> NodeState | None:
+        """Ask the cloud; None when it does not answer."""
+        ...
+
+    def read(self, node: Node) -> tuple[dict[str, object] | None, dict[str, object] | None] | None:
+        """Read (done, heartbeat) of this epoch from the store; None when the store does not answer."""
+        ...
+
+    def stop(self, node: Node) -> str:
+        """Say why the job must end now, or nothing."""
+        ...
+
+    def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool) -> None:
+        """Take note of a new heartbeat."""
+        ...
+
+
+@dataclass
+class Watch:
+    """Follows one node."""
+
+    view: View
+    patience: Patience
+    now: Callable[[], float]
+    wait: Callable[[float], object]
+    _last: dict[str, object] | None = field(default=None, init=False)
+
+    def until_end(self, node: Node) -> Watched:
+        """Look again and again until the placement has ended."""
+        signs = Signs(now=self.now(), claimed_at=node.claimed_at)
+        while True:
+            signs = self._look(node, signs)
+            verdict = judge(signs, self.patience)
+            if verdict is not None:
+                return self._watched(signs, *verdict)
+            self.wait(self.patience.poll_s)
+
+    def _look(self, node: Node, before: Signs) -> Signs:
+        state = self.view.state(node)  # before the store: a node writes its last word, then its machine goes
+        read = self.view.read(node)
+        signs = replace(before, now=self.now(), state=state, stored=read is not None, stop=self.view.stop(node))
+        if read is None:
+            return signs
+        done, heartbeat = read
+        if heartbeat is not None and heartbeat != before.heartbeat:
+            self.view.changed(node, heartbeat, first=before.heartbeat is None)
+            signs = replace(signs, heartbeat=heartbeat, heard_at=signs.now)
+        return replace(signs, done=done)
+
+    @staticmethod
+    def _watched(signs: Signs, ending: Ending, reason: str) -> Watched:
+        beat, done = signs.heartbeat or {}, signs.done or {}
+        step = done.get("final_step") if done.get("final_step") is not None else beat.get("step")
+        return Watched(
+            ending=ending,
+            reason=reason,
+            at=signs.now,
+            last_seen=_number(beat.get("time")),
+            first_step_at=_number(beat.get("first_step_at")),
+            restored_step=_integer(beat.get("restored_step")),
+            last_step=_integer(step),
+            exit_code=_integer(done.get("exit_code")),
+        )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _integer(value: object) -> int | None:
+    return int(value) if isinstance(value, int | float) else None
