@@ -1,0 +1,103 @@
+# Every command that a person types. `make` alone lists them.
+#
+# ARGS is handed to the command behind a target: `make drill ARGS=--json`, `make test ARGS="-k planner -x"`.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+ARGS ?=
+IMAGE ?= gpu-failover:latest
+STAMP := .venv/.stamp
+CHECKOV_STAMP := .venv-checkov/.stamp
+UV := $(or $(shell command -v uv),$(BIN)/uv)
+SCRIPTS := .ci/run $(wildcard scripts/*.sh docker/*.sh)
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2 }'
+
+.PHONY: setup
+setup: $(STAMP) ## Make .venv (uv, else venv and pip); does nothing when it is up to date
+
+$(STAMP): requirements/runtime.txt requirements/uv.txt pyproject.toml scripts/setup.sh
+	@scripts/setup.sh .venv requirements/runtime.txt
+	@if [ -x $(BIN)/uv ]; then \
+	  $(BIN)/uv pip install --quiet --no-cache --python $(BIN)/python --no-deps --no-build-isolation --offline -e . >&2; \
+	else \
+	  $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --no-index -e . >&2; \
+	fi
+	@touch $@
+
+.PHONY: failover
+failover: setup ## Run the job of failover.yaml; without that file, rehearse an outage on this machine
+	@if [ -f failover.yaml ]; then exec $(BIN)/failover run $(ARGS); else exec $(BIN)/failover drill $(ARGS); fi
+
+.PHONY: drill
+drill: setup ## Rehearse an outage in a cloud in a box: no account, no cost
+	@exec $(BIN)/failover drill $(ARGS)
+
+.PHONY: test
+test: setup ## The quick tests (COV=1 adds coverage with branches)
+	@$(BIN)/pytest -n 2 -m 'not slow' $(if $(COV),--cov --cov-report=term) $(ARGS)
+
+.PHONY: test-all
+test-all: setup lint-checkov ## The slow tests: real Terraform, whole drills, checkov
+	@$(BIN)/pytest -n 2 -m slow -o timeout=900 $(ARGS)
+
+.PHONY: lint
+lint: setup ## Style, types, import rules, shell, Dockerfile (-k shows every finding at once)
+	@$(MAKE) lint-ruff lint-types lint-imports lint-shell lint-docker
+
+.PHONY: lint-ruff lint-types lint-imports lint-shell lint-docker lint-checkov
+lint-ruff: setup
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+lint-types: setup
+	@$(BIN)/mypy
+
+lint-imports: setup
+	@$(BIN)/lint-imports
+
+lint-shell: setup
+	@$(BIN)/shellcheck $(SCRIPTS)
+
+lint-docker: setup
+	@if [ -f docker/Dockerfile ]; then $(BIN)/hadolint docker/Dockerfile; fi
+
+# checkov pins some hundred packages of its own, so it gets an environment of its own.
+lint-checkov: $(CHECKOV_STAMP)
+	@.venv-checkov/bin/checkov --quiet --compact --framework terraform --directory terraform/modules
+
+$(CHECKOV_STAMP): requirements/checkov.txt requirements/uv.txt scripts/setup.sh
+	@scripts/setup.sh .venv-checkov requirements/checkov.txt
+	@touch $@
+
+.PHONY: fmt
+fmt: setup ## Format the code and mend what ruff can mend
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix-only --quiet
+	@if command -v terraform >/dev/null; then terraform fmt -recursive terraform; fi
+
+.PHONY: bench
+bench: setup ## Run the benchmarks
+	@for file in benchmarks/*.py; do echo "== $$file" >&2; $(BIN)/python "$$file" $(ARGS); done
+
+.PHONY: image
+image: ## Build the CUDA image for AWS and GCP (IMAGE=name:tag)
+	@command -v docker >/dev/null || { \
+	  echo 'make image needs Docker. On Debian or Ubuntu: sudo apt-get install docker.io' >&2; exit 2; }
+	@docker build --file docker/Dockerfile --tag $(IMAGE) $(ARGS) .
+
+.PHONY: lock
+lock: ## Write the hashed requirement files anew (ARGS=--upgrade takes the newest versions)
+	@UV=$(UV) scripts/lock.sh $(ARGS)
+
+.PHONY: clean
+clean: ## Remove what the targets made (never .failover, which knows your machines)
+	@rm -rf .venv .venv-checkov .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* \
+	  build dist *.egg-info
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

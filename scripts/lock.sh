@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Write requirements/*.txt: every version with the hashes of all its files, for every platform and Python >= 3.11.
+# No address of an index gets into them, so they work with whichever one a machine has configured.
+#
+# Versions that are already there are kept where they still fit; `scripts/lock.sh --upgrade` takes the newest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+uv=${UV:-uv}
+
+compile() { # compile OUTPUT [INPUT AND OPTIONS...]
+  local output=$1
+  shift
+  "$uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+    --no-header --no-emit-index-url --no-emit-find-links --output-file "$output" "$@" >/dev/null
+  printf 'lock: %s\n' "$output" >&2
+}
+
+extra() { # print the requirements of one extra, without the core dependencies that `--extra` would add
+  sed -n "/^$1 = \[/,/^\]/p" pyproject.toml | sed -n 's/^ *"\(.*\)",.*/\1/p'
+}
+
+compile requirements/runtime.txt pyproject.toml --extra node --extra sandbox --extra postgres --extra dev "$@"
+extra node | compile requirements/node.txt - --constraint requirements/runtime.txt "$@"
+echo uv | compile requirements/uv.txt - --constraint requirements/runtime.txt "$@"
+echo checkov | compile requirements/checkov.txt - "$@"
