@@ -100,7 +100,3 @@ def _our_fault(error: Exception) -> int:
     click.echo(f"failover: a fault of ours: {type(error).__name__} (details: {name})", err=True)
     return int(ExitCode.OUR_FAULT)
 
-
-def entry() -> None:
-    """Console script."""
-    sys.exit(main())

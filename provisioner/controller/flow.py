@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 FINAL = frozenset({Ending.COMPLETED, Ending.FAILED, Ending.LIMIT, Ending.TAKEN_DOWN})
 TAKEN_DOWN = "taken down"
+MOST_FRUITLESS = 3
 
 
 class Step(Protocol):
@@ -115,8 +116,19 @@ class Flow:
             self.placements.append(Placement(epoch, tuple(self.claims[first:]), node, watched, released))
             if watched.ending in FINAL:
                 return watched.ending, watched.reason
+            if self._fruitless() >= MOST_FRUITLESS:
+                return Ending.FAILED, f"{MOST_FRUITLESS} machines in a row trained no step: {watched.reason}"
             lost = node.offer
             epoch += 1
+
+    def _fruitless(self) -> int:
+        """Count the placements at the end of the list that trained no step: a broken job must not cost for ever."""
+        count = 0
+        for placement in reversed(self.placements):
+            if placement.watched.first_step_at is not None:
+                break
+            count += 1
+        return count
 
     def _acquire(self, begun: Begun, epoch: int, lost: Offer | None, published: Published) -> Node:
         """Try the primary, then the fallbacks, round after round. Raises Stopped when nothing is to be had."""

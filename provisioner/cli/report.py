@@ -1,0 +1,74 @@
+"""A run's report for people: a timeline and the figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from provisioner.cli.output import print_table
+
+
+def print_report(report: Mapping[str, Any]) -> None:
+    """Print the report on stdout."""
+    rows: list[Sequence[object]] = []
+    for placement in report["placements"]:
+        rows += [_attempt_row(placement["epoch"], attempt) for attempt in placement["attempts"]]
+        rows.append(_placement_row(placement))
+    rows += [_attempt_row("", attempt) for attempt in report["refused"]]
+    print_table(["epoch", "from", "where", "market", "price/h", "machine for", "steps", "outcome"], rows)
+    click.echo("")
+    for label, value in _figures(report):
+        click.echo(f"{label:<14}{value}")
+
+
+def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    cost = ", ".join(f"{amount:.4f} {name}" for name, amount in report["cost_estimate"]["by_currency"].items())
+    unpriced = report["cost_estimate"]["unpriced"]
+    figures = [
+        ("result", f"{report['result']}" + (f": {report['reason']}" if report["reason"] else "")),
+        ("final step", _or_dash(report["final_step"])),
+        ("restored step", _or_dash(report["restored_step"])),
+        ("steps lost", str(report["steps_lost"])),
+        ("recovery", "-" if report["recovery_seconds"] is None else f"{report['recovery_seconds']:.1f} s"),
+        ("cost", (cost or "-") + (f" + unknown: {', '.join(unpriced)}" if unpriced else "")),
+        ("left behind", "nothing" if not report["leaked"] else "; ".join(report["leaked"])),
+    ]
+    if "model_identical" in report:
+        figures.append(("model", "equals the uninterrupted run, bit for bit" if report["model_identical"] else "DIFFERS"))
+    return figures
+
+
+def _placement_row(placement: Mapping[str, Any]) -> Sequence[object]:
+    first, last = placement["restored_step"], placement["last_step"]
+    outcome = placement["ended"] + (f": {placement['reason']}" if placement["reason"] else "")
+    return [
+        placement["epoch"],
+        time.strftime("%H:%M:%S", time.localtime(placement["claimed_at"])),
+        _where(placement),
+        placement["market"],
+        _price(placement["price_per_hour"]),
+        f"{placement['seconds']:.0f} s",
+        f"{first or 0} to {_or_dash(last)}",
+        outcome,
+    ]
+
+
+def _attempt_row(epoch: object, attempt: Mapping[str, Any]) -> Sequence[object]:
+    outcome = f"{attempt['failure']} ({attempt['code']})" if attempt["failure"] else attempt["message"]
+    at = time.strftime("%H:%M:%S", time.localtime(attempt["at"]))
+    return [epoch, at, _where(attempt), attempt["market"], _price(attempt["price_per_hour"]), "", "", outcome]
+
+
+def _where(row: Mapping[str, Any]) -> str:
+    return " ".join(str(part) for part in (row["cloud"], row["zone"] or row["region"], row["instance_type"]) if part)
+
+
+def _price(price: Mapping[str, Any] | None) -> str:
+    return "unknown" if price is None else f"{price['amount']:g} {price['currency']}"
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)

@@ -1,0 +1,80 @@
+"""``failover run`` and ``failover down``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from provisioner.cli.output import print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default=Path("failover.yaml"))
+@click.option("--fresh", is_flag=True, help="Start from nothing: earlier checkpoints of the job do not count.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")
+def run(file: Path, *, fresh: bool, as_json: bool) -> int:
+    """Run the job of FILE until it is done.
+
+    Run it again after a crash of this machine: it takes the job up where it was, with the machine that it has.
+    Ctrl-C asks whether to leave the job running or to take it down.
+    """
+    from provisioner.cli.report import print_report
+    from provisioner.cli.timeline import printer
+    from provisioner.controller.run import Controller, RunOptions, attend
+
+    controller = Controller(file, options=RunOptions(fresh=fresh), on_event=printer())
+    report = controller.run(attend(None if as_json else _question(), _say))
+    print_json(report) if as_json else print_report(report)
+    return exit_code(report)
+
+
+@click.command()
+@click.argument("job")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON on stdout.")
+def down(job: str, *, as_json: bool) -> int:
+    """Release the machines of JOB and remove what was prepared for it. Its checkpoints stay."""
+    from provisioner.controller.run import take_down
+
+    report = take_down(job, os.environ, say=_say)
+    leaked = report.get("leaked")
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(f"{job}: nothing is left" if not leaked else f"{job}: left behind: {leaked}")
+    return 5 if leaked else 0
+
+
+def exit_code(report: dict[str, object]) -> int:
+    """Return the exit code that a report stands for. A leak is not success."""
+    code = report.get("exit_code")
+    code = code if isinstance(code, int) else 70
+    return 5 if code == 0 and report.get("leaked") else code
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _question() -> Callable[[], str] | None:
+    """Return a way to ask the operator, or None without a terminal."""
+    if not sys.stdin.isatty():
+        return None
+
+    def ask() -> str:
+        answer: str = click.prompt(
+            "\nThe job's machine goes on without this controller. [l]eave it running, take it [d]own, [s]tay",
+            type=click.Choice(["l", "d", "s"]),
+            default="l",
+            show_choices=False,
+            err=True,
+        )
+        return {"l": "leave", "d": "down", "s": "stay"}[answer]
+
+    return ask

@@ -1,0 +1,57 @@
+"""The controller's events as lines for a person, on stderr."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import click
+
+LINES: dict[str, str] = {
+    "begin": "job {job} ({uid}), epoch {epoch}",
+    "stray": "{cloud}: releasing {id}, left by an earlier run",
+    "published": "runtime in the store: {wheels} wheels",
+    "claim": "epoch {epoch}: claiming {offer} at {price} an hour",
+    "refused": "epoch {epoch}: {offer}: {failure} ({code})",
+    "claimed": "epoch {epoch}: got {node}",
+    "adopted": "{node}: adopted by Terraform",
+    "adopt_failed": "{node}: not adopted (attempt {attempt}): {problem}",
+    "prepared": "{cloud}/{region}: prepared",
+    "prepare_failed": "{cloud}/{region}: not prepared: {problem}",
+    "ended": "epoch {epoch}: {ending}{because}",
+    "released": "{node}: released",
+    "release_failed": "{node}: release not confirmed: {problem}",
+    "waiting": "nothing to be had; trying again in {seconds} s",
+    "blind": "{what} does not answer: {problem}",
+}
+
+
+def line(event: Mapping[str, object]) -> str | None:
+    """Return the event as one line, or None for what a person need not see."""
+    kind = str(event.get("event"))
+    values = {**event, "because": f": {event['reason']}" if event.get("reason") else ""}
+    if kind == "asked":
+        free = event.get("free", event.get("offers"))
+        problems = event.get("problems")
+        return f"{event.get('cloud')}: {free} offers" + (f"; {'; '.join(map(str, problems))}" if problems else "")
+    if kind == "heartbeat":
+        if event.get("first"):
+            return f"epoch {event.get('epoch')}: first heartbeat"
+        return None
+    if kind == "finished":
+        leaked = event.get("leaked")
+        return "nothing is left at the clouds" if not leaked else f"LEFT BEHIND: {leaked}"
+    template = LINES.get(kind)
+    return template.format_map(values) if template else None
+
+
+def printer(started: float | None = None) -> Callable[[dict[str, object]], None]:
+    """Return a listener that prints each event with the seconds since the start."""
+    zero = time.time() if started is None else started
+
+    def show(event: dict[str, object]) -> None:
+        text = line(event)
+        if text:
+            click.echo(f"{time.time() - zero:7.1f} s  {text}", err=True)
+
+    return show

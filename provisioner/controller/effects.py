@@ -1,0 +1,309 @@
+"""What the flow does to the world: clouds, the store, the state directory. Every method can be repeated."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from provisioner import planner
+from provisioner.checkpoint.store import JobStore
+from provisioner.clouds.base import Cloud, Request
+from provisioner.config import Config
+from provisioner.controller.directory import JobDirectory
+from provisioner.controller.flow import TAKEN_DOWN
+from provisioner.controller.launch import Launcher
+from provisioner.controller.limits import Limits
+from provisioner.controller.records import Asked, Begun, Claimed, Finished, Placement, Published, Released, Watched
+from provisioner.controller.watch import Patience, Watch
+from provisioner.errors import CloudError, FailoverError, Unauthorized
+from provisioner.model import Failure, FailureKind, Gpu, JobRef, Market, Node, NodeState, Offer, Owned, Scope
+from provisioner.telemetry.events import EventLog
+
+PAUSE_FIRST_S = 30.0
+PAUSE_MOST_S = 300.0
+ADOPT_TRIES = 3
+
+
+class World:
+    """The real effects of one job."""
+
+    def __init__(  # noqa: PLR0913 - the parts of a job, put together in one place: controller/run.py
+        self,
+        job: JobRef,
+        config: Config,
+        directory: JobDirectory,
+        store: JobStore,
+        open_cloud: Callable[[str], Cloud],
+        launcher: Launcher,
+        events: EventLog,
+        *,
+        now: Callable[[], float] = time.time,
+        take_down: threading.Event | None = None,
+    ) -> None:
+        """Take the parts. ``take_down`` ends the job when it is set; it also cuts every wait short."""
+        self.job = job
+        self.config = config
+        self.directory = directory
+        self.store = store
+        self.events = events
+        self.launcher = launcher
+        self.now = now
+        self.take_down = take_down or threading.Event()
+        self.limits = Limits(config.policy)
+        self._open_cloud = open_cloud
+        self._clouds: dict[str, Cloud] = {}
+        self._adoption: threading.Thread | None = None
+        self._preparation: threading.Thread | None = None
+
+    # -- the steps, in the order of a job's life ------------------------------------------------------------------
+
+    def begin(self) -> Begun:
+        """Find the first free epoch; release what an earlier run of this job left behind."""
+        at = self.now()
+        self.launcher.write_spec(self.config)
+        for name in self._cloud_names():
+            for thing in self._cloud(name).owned():
+                if thing.kind == "machine":
+                    self.events.emit("stray", cloud=name, id=thing.id, epoch=thing.epoch)
+                    self._cloud(name).release(_as_node(thing, self.job))
+        epoch = self.launcher.newest_epoch() + 1
+        self.events.emit("begin", job=self.job.name, uid=self.job.uid, epoch=epoch)
+        return Begun(at, epoch)
+
+    def publish(self) -> Published:
+        """Put the runtime and the packed workdir into the store."""
+        published = self.launcher.publish()
+        self.events.emit("published", wheels=len(published.wheels), workdir=published.workdir_key)
+        return published
+
+    def ask_primary(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
+        """Ask AutoDL for as long as ``wait`` says."""
+        settings = self.config.primary.autodl if self.config.primary else None
+        if settings is None:
+            return Asked((), self.now(), stop=self._stop(begun, past))
+        until = self.now() + settings.wait
+        while True:
+            offers, problems = self._offers(["autodl"])
+            free = tuple(offer for offer in offers if offer.available is None or offer.available >= offer.gpu.count)
+            stop = self._stop(begun, past)
+            refused = any(problem.kind is FailureKind.UNAUTHORIZED for problem in problems)
+            if free or stop or refused or self.now() >= until:
+                self.events.emit("asked", cloud="autodl", free=len(free), problems=[p.message for p in problems])
+                return Asked(free, self.now(), tuple(problems), stop)
+            self.take_down.wait(min(self.config.policy.poll, max(0.1, until - self.now())))
+
+    def ask_fallback(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
+        """List the offers of every fallback."""
+        offers, problems = self._offers(self._fallback_names())
+        self.events.emit("asked", cloud="fallback", offers=len(offers), problems=[p.message for p in problems])
+        return Asked(tuple(offers), self.now(), tuple(problems), self._stop(begun, past))
+
+    def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Offer]:
+        """Order the offers with the planner."""
+        memory = planner.FailureMemory()
+        for claimed in claims:
+            if claimed.failure is not None:
+                memory = memory.remember(claimed.failure, claimed.offer, now=claimed.at)
+        plan = self.plan(asked.offers, memory=memory, now=asked.at, lost=lost)
+        return [ranked.offer for ranked in plan.ranked]
+
+    def claim(self, offer: Offer, epoch: int, attempt: int, published: Published) -> Claimed:
+        """Prepare the region, write the bootstrap object, get the machine."""
+        if self.take_down.is_set():
+            return Claimed(offer, self.now(), None, None, stop=TAKEN_DOWN)
+        cloud = self._cloud(offer.cloud)
+        self.events.emit("claim", epoch=epoch, offer=offer.key, price=str(offer.price_per_hour or "unknown"))
+        try:
+            _join(self._preparation)
+            cloud.prepare(offer.region)
+            launch = self.launcher.launch(offer, epoch, attempt, published)
+            answer = cloud.claim(offer, launch)
+        except FailoverError as error:
+            answer = as_failure(error)
+        if isinstance(answer, Failure):
+            self.events.emit("refused", epoch=epoch, offer=offer.key, failure=answer.kind, code=answer.code)
+            return Claimed(offer, self.now(), None, answer)
+        self.events.emit("claimed", epoch=epoch, offer=offer.key, node=answer.id)
+        return Claimed(offer, self.now(), answer, None)
+
+    def watch(self, node: Node, begun: Begun, past: tuple[Placement, ...]) -> Watched:
+        """Follow the node; meanwhile let Terraform adopt it and prepare the fallbacks."""
+        self._adoption = _in_background(self._adopt, node)
+        if node.offer.cloud == "autodl":
+            self._preparation = _in_background(self._prepare_fallbacks)
+        policy = self.config.policy
+        patience = Patience(policy.poll, policy.lost_after, policy.boot_timeout)
+        view = _View(self, begun, past)
+        watched = Watch(view, patience, self.now, self.take_down.wait).until_end(node)
+        self.events.emit("ended", epoch=node.epoch, node=node.id, ending=watched.ending, reason=watched.reason)
+        return watched
+
+    def release(self, node: Node) -> Released:
+        """Make the machine go away; what cannot be confirmed is reported, and found again by ``finish``."""
+        self.launcher.remove_bootstrap(node.epoch)
+        _join(self._adoption)  # two Terraform runs must not meet in one stack
+        try:
+            self._cloud(node.offer.cloud).release(node)
+        except CloudError as error:
+            self.events.emit("release_failed", node=node.id, problem=str(error))
+            return Released(self.now(), str(error))
+        self.events.emit("released", epoch=node.epoch, node=node.id)
+        return Released(self.now())
+
+    def pause(self, since: float, round_number: int) -> bool:
+        """Wait 30 s to 5 min before the next round, while ``policy.retry_for`` lasts."""
+        left = since + self.config.policy.retry_for - self.now()
+        if left <= 0 or self.take_down.is_set():
+            return False
+        self.events.emit("waiting", seconds=round(left))
+        self.take_down.wait(min(PAUSE_FIRST_S * 1.6 ** (round_number - 1), PAUSE_MOST_S, left))
+        return True
+
+    def finish(self) -> Finished:
+        """Remove what was prepared; list what is still there under our tags."""
+        _join(self._preparation)
+        leaked: list[str] = []
+        for name in self._cloud_names():
+            try:
+                cloud = self._cloud(name)
+                for thing in cloud.owned():
+                    if thing.kind == "machine":
+                        cloud.release(_as_node(thing, self.job))
+                cloud.dismantle()
+                leaked += [f"{thing.cloud}/{thing.region}/{thing.kind}/{thing.id}" for thing in cloud.owned()]
+            except Unauthorized:
+                continue  # nothing was ever made there: the report's attempts name the refusal
+            except CloudError as error:
+                leaked.append(f"{name}: cannot tell: {error}")
+        self.events.emit("finished", leaked=leaked)
+        return Finished(self.now(), tuple(leaked))
+
+    # -- what they share ------------------------------------------------------------------------------------------
+
+    def plan(
+        self, offers: tuple[Offer, ...], *, memory: planner.FailureMemory, now: float, lost: Offer | None = None
+    ) -> planner.Plan:
+        """Rank offers by the configuration. No outside effect."""
+        return planner.plan(self.config, offers, memory=memory, now=now, lost=lost)
+
+    def request(self) -> Request:
+        """Return what the job asks of a machine."""
+        wanted = self.config.resources
+        return Request(gpus=wanted.gpus, count=wanted.count, min_vram_gb=wanted.min_vram_gb, cuda=wanted.cuda)
+
+    def _cloud_names(self) -> list[str]:
+        return [*(["autodl"] if self.config.primary else []), *self._fallback_names()]
+
+    def _fallback_names(self) -> list[str]:
+        return [block.cloud for block in self.config.fallback]
+
+    def _cloud(self, name: str) -> Cloud:
+        if name not in self._clouds:
+            self._clouds[name] = self._open_cloud(name)
+        return self._clouds[name]
+
+    def _offers(self, names: list[str]) -> tuple[list[Offer], list[Failure]]:
+        offers: list[Offer] = []
+        problems: list[Failure] = []
+        for name in names:
+            try:
+                offers += self._cloud(name).offers(self.request())
+            except CloudError as error:
+                problems.append(as_failure(error))
+        return offers, problems
+
+    def _stop(self, begun: Begun, past: tuple[Placement, ...], node: Node | None = None) -> str:
+        if self.take_down.is_set() or (self.directory.path / "takedown").exists():
+            self.take_down.set()
+            return TAKEN_DOWN
+        return self.limits.reached(begun, past, node, self.now())
+
+    def _adopt(self, node: Node) -> None:
+        for attempt in range(1, ADOPT_TRIES + 1):
+            try:
+                self._cloud(node.offer.cloud).adopt(node)
+            except CloudError as error:
+                self.events.emit("adopt_failed", node=node.id, attempt=attempt, problem=str(error))
+                if self._gone(node):
+                    return
+            else:
+                self.events.emit("adopted", node=node.id)
+                return
+
+    def _gone(self, node: Node) -> bool:
+        try:
+            return self._cloud(node.offer.cloud).inspect(node) in {NodeState.GONE, NodeState.STOPPED}
+        except CloudError:
+            return False
+
+    def _prepare_fallbacks(self) -> None:
+        """Prepare the region of the best fallback while the primary trains, so that a claim need not wait for it."""
+        offers, _ = self._offers(self._fallback_names())
+        plan = self.plan(tuple(offers), memory=planner.FailureMemory(), now=self.now())
+        if not plan.ranked:
+            return
+        best = plan.ranked[0].offer
+        try:
+            self._cloud(best.cloud).prepare(best.region)
+            self.events.emit("prepared", cloud=best.cloud, region=best.region)
+        except CloudError as error:
+            self.events.emit("prepare_failed", cloud=best.cloud, region=best.region, problem=str(error))
+
+
+class _View:
+    """What the watch loop may see of one placement."""
+
+    def __init__(self, world: World, begun: Begun, past: tuple[Placement, ...]) -> None:
+        self.world = world
+        self.begun = begun
+        self.past = past
+
+    def state(self, node: Node) -> NodeState | None:
+        try:
+            return self.world._cloud(node.offer.cloud).inspect(node)  # noqa: SLF001 - one class in two parts
+        except CloudError as error:
+            self.world.events.emit("blind", what=node.offer.cloud, problem=str(error))
+            return None
+
+    def read(self, node: Node) -> tuple[dict[str, object] | None, dict[str, object] | None] | None:
+        try:
+            return self.world.launcher.read_signs(node.epoch)
+        except CloudError as error:
+            self.world.events.emit("blind", what="store", problem=str(error))
+            return None
+
+    def stop(self, node: Node) -> str:
+        return self.world._stop(self.begun, self.past, node)  # noqa: SLF001
+
+    def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool) -> None:
+        if first:
+            self.world.launcher.remove_bootstrap(node.epoch)
+        self.world.events.emit(
+            "heartbeat", epoch=node.epoch, phase=heartbeat.get("phase"), step=heartbeat.get("step"), first=first
+        )
+
+
+def as_failure(error: FailoverError) -> Failure:
+    """Turn an error that stopped a claim into a failure of the narrowest scope that fits."""
+    if isinstance(error, Unauthorized):
+        return Failure(FailureKind.UNAUTHORIZED, Scope.ACCOUNT, "Unauthorized", str(error), error.hint, ttl_s=600)
+    return Failure(FailureKind.UNKNOWN, Scope.REGION, type(error).__name__, str(error), error.hint)
+
+
+def _in_background(call: Callable[..., None], *args: object) -> threading.Thread:
+    thread = threading.Thread(target=call, args=args, daemon=True)
+    thread.start()
+    return thread
+
+
+def _join(thread: threading.Thread | None) -> None:
+    """Wait for an adoption or a preparation. Terraform's own deadlines end them."""
+    if thread is not None:
+        thread.join()
+
+
+def _as_node(thing: Owned, job: JobRef) -> Node:
+    """Return a machine that only the cloud knows, as far as a release needs it."""
+    offer = Offer(thing.cloud, thing.region, "", "", Gpu("", 0, 0), Market.ON_DEMAND, thing.price_per_hour)
+    return Node(thing.id, offer, job, thing.epoch or 0, thing.token, claimed_at=0.0)

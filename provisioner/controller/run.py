@@ -1,0 +1,200 @@
+"""One start of the controller: put the parts together, run the flow durably, listen to the operator."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioner.clouds import open_cloud
+from provisioner.clouds.base import Cloud
+from provisioner.config import Config, load
+from provisioner.controller.directory import JobDirectory, JobRecord, new_uid, state_root
+from provisioner.controller.effects import World
+from provisioner.controller.engine import Engine
+from provisioner.controller.launch import Launcher, open_job_store
+from provisioner.errors import ConfigError, Interrupted
+from provisioner.telemetry.events import EventLog
+
+WAIT_S = 0.2
+TAKE_DOWN_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the command line adds to the configuration file."""
+
+    fresh: bool = False
+    """Start from nothing: a new uid, so that the checkpoints of earlier runs do not count."""
+
+
+def begin_record(directory: JobDirectory, config_path: Path, *, fresh: bool, now: float, stored_uid: str) -> JobRecord:
+    """Find the open run of this job, or begin a new one, and keep a copy of its configuration.
+
+    A job keeps its uid from run to run, so that it goes on from its checkpoints, unless ``fresh``. A run that is open
+    goes on with the configuration that it was started with.
+    """
+    old = directory.record()
+    if old is not None and old.open:
+        if fresh:
+            message = f"job {directory.name} has a run that has not ended"
+            raise ConfigError(message, hint=f"take it down first: failover down {directory.name}")
+        return old
+    uid = new_uid() if fresh else (old.uid if old else stored_uid or new_uid())
+    run = old.run + 1 if old else 1
+    shutil.copyfile(config_path, directory.path / f"failover.{run}.yaml")
+    (directory.path / "takedown").unlink(missing_ok=True)
+    record = JobRecord(directory.name, uid, run, open=True, config_path=str(config_path.resolve()), started_at=now)
+    directory.remember(record)
+    return record
+
+
+class Controller:
+    """Runs one job in this process."""
+
+    def __init__(
+        self,
+        config_path: Path,
+        *,
+        options: RunOptions | None = None,
+        environ: Mapping[str, str] | None = None,
+        on_event: Callable[[dict[str, object]], None] | None = None,
+        after_step: Callable[[int, str], None] | None = None,
+    ) -> None:
+        """Read the configuration. Raises ConfigError."""
+        self.environ = dict(os.environ if environ is None else environ)
+        self.options = options or RunOptions()
+        self.config_path = config_path
+        self.config = load(config_path, environ=self.environ)
+        self.directory = JobDirectory(state_root(self.environ), self.config.job.name)
+        self.take_down = threading.Event()
+        self._on_event = on_event
+        self._after_step = after_step
+
+    def run(self, attend: Callable[[Engine, Controller], None] | None = None) -> dict[str, object]:
+        """Run the job to its end and return the report.
+
+        ``attend(engine, self)`` waits for the end in the calling thread, where signals arrive; it may raise
+        Interrupted to leave the job running. Raises ConfigError when another controller holds the job.
+        """
+        self.directory.create()
+        with self.directory.lock():
+            world = self._world()
+            database = self.directory.path / f"controller.{self.record.run}.sqlite"  # a run never meets another's workflow
+            engine = Engine(database, world, self._after_step)
+            try:
+                engine.run(self.record.workflow_id)
+                (attend or wait_for_end)(engine, self)
+                report = engine.result()
+            finally:
+                engine.close()
+            self.directory.write_json("report.json", report)
+            self.directory.close()
+            return report
+
+    def finish(self) -> dict[str, object]:
+        """Release what the job still has and remove what was prepared, without going on with it."""
+        self.directory.create()
+        with self.directory.lock():
+            finished = self._world().finish()
+            self.directory.close()
+        report: dict[str, object] = {"job": self.config.job.name, "result": "taken_down", "leaked": [*finished.leaked]}
+        self.directory.write_json("report.json", report)
+        return report
+
+    def _world(self) -> World:
+        store = open_job_store(self.config, self.environ)
+        self.record = begin_record(
+            self.directory,
+            self.config_path,
+            fresh=self.options.fresh,
+            now=time.time(),
+            stored_uid=store.uid(),
+        )
+        self.config = self._recorded_config()
+        events = EventLog(self.directory.path / "events.jsonl", on_event=self._on_event)
+        launcher = Launcher(self.record.ref, self.config, self.directory, store, self.environ)
+
+        def opener(name: str) -> Cloud:
+            return open_cloud(name, job=self.record.ref, config=self.config, directory=self.directory.path,
+                              environ=self.environ, events=events)
+
+        return World(self.record.ref, self.config, self.directory, store, opener, launcher, events,
+                     take_down=self.take_down)
+
+    def _recorded_config(self) -> Config:
+        """Read the configuration that this run was started with; a changed file counts from the next run on."""
+        copy = self.directory.path / f"failover.{self.record.run}.yaml"
+        return load(copy, environ=self.environ, base=Path(self.record.config_path).parent)
+
+
+def wait_for_end(engine: Engine, controller: Controller) -> None:  # noqa: ARG001 - the signature of an attendant
+    """Wait until the flow is over."""
+    while not engine.ended.wait(WAIT_S):
+        pass
+
+
+def attend(ask: Callable[[], str] | None, say: Callable[[str], None]) -> Callable[[Engine, Controller], None]:
+    """Return an attendant that answers Ctrl-C and SIGTERM.
+
+    ``ask()`` returns ``leave``, ``down`` or ``stay``; None (no terminal) means leave. A second Ctrl-C leaves at once.
+    """
+
+    def wait(engine: Engine, controller: Controller) -> None:
+        def on_signal(number: int, frame: object) -> None:
+            raise KeyboardInterrupt
+
+        previous = signal.signal(signal.SIGTERM, on_signal)
+        try:
+            while True:
+                try:
+                    wait_for_end(engine, controller)
+                    return
+                except KeyboardInterrupt:
+                    _answer(ask, say, controller)
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+
+    return wait
+
+
+def _answer(ask: Callable[[], str] | None, say: Callable[[str], None], controller: Controller) -> None:
+    come_back = f"the job goes on; come back with: failover run {controller.record.config_path}"
+    if controller.take_down.is_set():
+        raise Interrupted(come_back)
+    try:
+        choice = ask() if ask is not None else "leave"
+    except KeyboardInterrupt:
+        raise Interrupted(come_back) from None
+    if choice == "down":
+        say("taking it down; Ctrl-C again leaves at once")
+        controller.take_down.set()
+    elif choice == "leave":
+        raise Interrupted(come_back)
+
+
+def take_down(name: str, environ: Mapping[str, str], *, say: Callable[[str], None]) -> dict[str, object]:
+    """Release a job's machines and remove what was prepared, with or without a running controller. Return the report.
+
+    Raises ConfigError for a job that this state directory does not know.
+    """
+    directory = JobDirectory(state_root(environ), name)
+    record = directory.record()
+    if record is None:
+        message = f"no job {name!r} in {directory.path.parent}"
+        raise ConfigError(message, hint="failover status lists the jobs")
+    (directory.path / "takedown").touch(mode=0o600)
+    pid = directory.controller_pid()
+    if pid is not None:
+        say(f"asking the controller (process {pid}) to take it down")
+        until = time.monotonic() + TAKE_DOWN_S
+        while directory.controller_pid() is not None and time.monotonic() < until:
+            time.sleep(WAIT_S)
+        report = directory.read_json("report.json")
+        return report if isinstance(report, dict) else {}
+    return Controller(Path(record.config_path), environ=environ).finish()

@@ -1,0 +1,184 @@
+"""The flow under every answer of the world, and under kill -9 between any two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from provisioner.controller.flow import Flow
+from provisioner.controller.records import Asked, Begun, Claimed, Finished, Published, Released, Watched
+from provisioner.model import (
+    Ending,
+    Failure,
+    FailureKind,
+    Gpu,
+    JobRef,
+    Market,
+    Money,
+    Node,
+    Offer,
+    Scope,
+    claim_token,
+)
+
+ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
+
+
+def offer(cloud: str, zone: str) -> Offer:
+    price = Money(Decimal("0.5"), "USD")
+    return Offer(cloud, zone[:-1], zone, "g4dn.xlarge", Gpu("T4", 1, 16), Market.SPOT, price)
+
+
+HOME = offer("autodl", "westDC3")
+AWAY = tuple(offer("aws", zone) for zone in ZONES)
+
+
+class Killed(BaseException):
+    """The controller dies here."""
+
+
+@dataclass
+class World:
+    """A world that follows a script and remembers what exists."""
+
+    home: list[bool]
+    refusals: dict[int, int]
+    endings: list[Ending]
+    job: JobRef = field(default_factory=lambda: JobRef("digits", "00000001"))
+    clock: float = 0.0
+    machines: dict[str, Node] = field(default_factory=dict)
+    made: dict[str, Node] = field(default_factory=dict)
+    watched: int = 0
+    most_alive: int = 0
+    asked_home: int = 0
+
+    def _tick(self) -> float:
+        self.clock += 1
+        return self.clock
+
+    def begin(self) -> Begun:
+        return Begun(self._tick(), 1)
+
+    def publish(self) -> Published:
+        return Published((), None)
+
+    def ask_primary(self, begun: Begun, past: tuple) -> Asked:
+        self.asked_home += 1
+        free = self.home[min(self.asked_home, len(self.home)) - 1]
+        return Asked((HOME,) if free else (), self._tick())
+
+    def ask_fallback(self, begun: Begun, past: tuple) -> Asked:
+        return Asked(AWAY, self._tick())
+
+    def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Offer]:
+        return [*(o for o in asked.offers if o != lost), *(o for o in asked.offers if o == lost)]
+
+    def claim(self, offer: Offer, epoch: int, attempt: int, published: Published) -> Claimed:
+        if offer in AWAY and AWAY.index(offer) < self.refusals.get(epoch, 0):
+            failure = Failure(FailureKind.NO_CAPACITY, Scope.OFFER, "InsufficientInstanceCapacity", "none left")
+            return Claimed(offer, self._tick(), None, failure)
+        token = claim_token(self.job, epoch, offer, attempt)
+        node = self.made.get(token) or Node(f"i-{len(self.made)}", offer, self.job, epoch, token, self._tick())
+        self.made[token] = node
+        self.machines[token] = node
+        self.most_alive = max(self.most_alive, len(self.machines))
+        return Claimed(offer, self._tick(), node, None)
+
+    def watch(self, node: Node, begun: Begun, past: tuple) -> Watched:
+        ending = self.endings[min(len(past), len(self.endings) - 1)]
+        at = self._tick()
+        step = 10 * (len(past) + 1)
+        trained = None if ending is Ending.NEVER_STARTED else at
+        return Watched(ending, "", at, at, trained, step - 10 if past else None, step)
+
+    def release(self, node: Node) -> Released:
+        self.machines.pop(node.token, None)
+        return Released(self._tick())
+
+    def pause(self, since: float, round_number: int) -> bool:
+        return round_number < 3
+
+    def finish(self) -> Finished:
+        return Finished(self._tick(), tuple(node.id for node in self.machines.values()))
+
+
+class Recorder:
+    """Records answers as the engine does; dies after the n-th new one."""
+
+    def __init__(self) -> None:
+        self.answers: list[object] = []
+        self.die_after: int | None = None
+        self.at = 0
+
+    def __call__(self, name: str, call: Callable, *args: object) -> object:
+        if self.at < len(self.answers):
+            answer = self.answers[self.at]
+        else:
+            answer = call(*args)
+            if self.die_after == len(self.answers):
+                raise Killed  # after the effect, before the record: the worst moment
+            self.answers.append(answer)
+        self.at += 1
+        return answer
+
+
+def run(world: World, recorder: Recorder) -> dict:
+    recorder.at = 0
+    return Flow(world, recorder).run()
+
+
+scripts = st.builds(
+    World,
+    home=st.lists(st.booleans(), min_size=1, max_size=6),
+    refusals=st.dictionaries(st.integers(1, 4), st.integers(0, 3), max_size=4),
+    endings=st.lists(st.sampled_from([Ending.LOST, Ending.STOPPED]), max_size=3).map(lambda e: [*e, Ending.COMPLETED]),
+)
+
+
+@settings(max_examples=200)
+@given(world=scripts, die_after=st.integers(0, 40))
+def test_killed_anywhere_it_ends_with_one_machine_an_epoch_and_nothing_left(world: World, die_after: int) -> None:
+    recorder = Recorder()
+    recorder.die_after = die_after
+    try:
+        report = run(world, recorder)
+    except Killed:
+        recorder.die_after = None
+        report = run(world, recorder)
+    assert report["result"] in {"completed", "no_offer"}
+    assert report["leaked"] == []
+    epochs = [node.epoch for node in world.made.values()]
+    assert len(epochs) == len(set(epochs)), "two machines for one epoch"
+    assert world.most_alive <= 1
+
+
+def test_the_first_scene_of_the_mission() -> None:
+    """AutoDL is lost, zone a is sold out, zone b takes the job, and it finishes."""
+    world = World(home=[True, False], refusals={2: 1}, endings=[Ending.LOST, Ending.COMPLETED])
+    report = run(world, Recorder())
+    assert report["result"] == "completed"
+    assert report["exit_code"] == 0
+    first, second = report["placements"]
+    assert (first["cloud"], first["ended"]) == ("autodl", "lost")
+    assert (second["cloud"], second["zone"], second["ended"]) == ("aws", "us-east-1b", "completed")
+    assert [(a["zone"], a["failure"]) for a in second["attempts"]] == [("us-east-1a", "no_capacity")]
+    assert report["restored_step"] == 10
+    assert report["leaked"] == []
+
+
+def test_nothing_anywhere_is_no_offer_and_names_every_refusal() -> None:
+    world = World(home=[False], refusals={1: 3}, endings=[Ending.COMPLETED])
+    report = run(world, Recorder())
+    assert (report["result"], report["exit_code"]) == ("no_offer", 3)
+    assert {a["zone"] for a in report["refused"]} == set(ZONES)
+
+
+def test_a_machine_that_never_starts_is_not_tried_for_ever() -> None:
+    world = World(home=[True], refusals={}, endings=[Ending.NEVER_STARTED])
+    report = run(world, Recorder())
+    assert report["result"] == "failed"
+    assert len(report["placements"]) == 3
