@@ -28,7 +28,7 @@ LINES: dict[str, str] = {
 
 def line(event: Mapping[str, object]) -> str | None:
     """Return the event as one line, or None for what a person need not see."""
-    kind = str(event.get("event"))
+    kind = str(event.get("kind"))
     values = {**event, "because": f": {event['reason']}" if event.get("reason") else ""}
     if kind == "asked":
         free = event.get("free", event.get("offers"))

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from provisioner import planner
-from provisioner.checkpoint.store import JobStore
 from provisioner.clouds.base import Cloud, Request
 from provisioner.config import Config
 from provisioner.controller.directory import JobDirectory
@@ -33,7 +32,6 @@ class World:
         job: JobRef,
         config: Config,
         directory: JobDirectory,
-        store: JobStore,
         open_cloud: Callable[[str], Cloud],
         launcher: Launcher,
         events: EventLog,
@@ -45,7 +43,6 @@ class World:
         self.job = job
         self.config = config
         self.directory = directory
-        self.store = store
         self.events = events
         self.launcher = launcher
         self.now = now
@@ -61,7 +58,7 @@ class World:
     def begin(self) -> Begun:
         """Find the first free epoch; release what an earlier run of this job left behind."""
         at = self.now()
-        self.launcher.write_spec(self.config)
+        self.launcher.write_spec()
         for name in self._cloud_names():
             for thing in self._cloud(name).owned():
                 if thing.kind == "machine":

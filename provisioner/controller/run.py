@@ -17,7 +17,7 @@ from provisioner.config import Config, load
 from provisioner.controller.directory import JobDirectory, JobRecord, new_uid, state_root
 from provisioner.controller.effects import World
 from provisioner.controller.engine import Engine
-from provisioner.controller.launch import Launcher, open_job_store
+from provisioner.controller.launch import Launcher, open_job_store, stored_uid
 from provisioner.errors import ConfigError, Interrupted
 from provisioner.telemetry.events import EventLog
 
@@ -114,17 +114,17 @@ class Controller:
             self.config_path,
             fresh=self.options.fresh,
             now=time.time(),
-            stored_uid=store.uid(),
+            stored_uid=stored_uid(store),
         )
         self.config = self._recorded_config()
-        events = EventLog(self.directory.path / "events.jsonl", on_event=self._on_event)
+        events = EventLog(self.directory.path / "events.jsonl", also=self._on_event)
         launcher = Launcher(self.record.ref, self.config, self.directory, store, self.environ)
 
         def opener(name: str) -> Cloud:
             return open_cloud(name, job=self.record.ref, config=self.config, directory=self.directory.path,
                               environ=self.environ, events=events)
 
-        return World(self.record.ref, self.config, self.directory, store, opener, launcher, events,
+        return World(self.record.ref, self.config, self.directory, opener, launcher, events,
                      take_down=self.take_down)
 
     def _recorded_config(self) -> Config:

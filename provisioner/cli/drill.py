@@ -1,0 +1,35 @@
+"""``failover drill``: rehearse an outage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from provisioner.cli.output import print_json
+
+
+@click.command()
+@click.argument("scenario", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout, and nothing else.")
+@click.option("--directory", type=click.Path(file_okay=False, path_type=Path), help="Keep everything in this folder.")
+@click.option(
+    "--provider",
+    type=click.Choice(["auto", "official", "stand-in"]),
+    default="auto",
+    show_default=True,
+    help="Terraform's AWS provider: the official one where it can be had, or the quick stand-in.",
+)
+def drill(scenario: Path | None, *, as_json: bool, directory: Path | None, provider: str) -> int:
+    """Play SCENARIO (a file of examples/drills) in a cloud in a box: no account, no cost.
+
+    Without one: a training job loses its AutoDL machine at step 40, finds AWS zone a sold out, gets a machine in zone
+    b, restores its checkpoint and finishes.
+    """
+    from provisioner.cli.report import print_drill
+    from provisioner.cli.run import exit_code
+    from provisioner.sandbox.drill import Drill
+
+    report = Drill(scenario, directory=directory, provider=provider, say=lambda text: click.echo(text, err=True)).run()
+    print_json(report) if as_json else print_drill(report)
+    return exit_code(report)

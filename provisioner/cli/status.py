@@ -1,0 +1,136 @@
+"""``failover status`` and ``failover logs``."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from provisioner.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from provisioner.checkpoint.store import Store
+    from provisioner.controller.directory import JobDirectory, JobRecord
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the jobs as JSON.")
+def status(job: str | None, *, as_json: bool) -> int:
+    """Show the jobs of this state directory, or JOB alone with its events.
+
+    It reads the state directory and asks no cloud.
+    """
+    from provisioner.controller.directory import JobDirectory, jobs, state_root
+
+    root = state_root(os.environ)
+    if job is not None:
+        directory, _ = _known(job)
+        found = [_summary(directory)]
+    else:
+        found = [_summary(JobDirectory(root, record.name)) for record in jobs(root)]
+    if as_json:
+        print_json(found if job is None else found[0])
+        return 0
+    columns = ["job", "uid", "run", "state", "controller", "epoch", "where", "step", "since"]
+    print_table(columns, [[row[column] for column in columns] for row in found])
+    return 0
+
+
+@click.command()
+@click.argument("job")
+@click.option("--epoch", type=int, help="Only this placement's log.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for more, until the job is done.")
+@click.option("--json", "as_json", is_flag=True, help="Print the controller's events instead, one JSON object a line.")
+def logs(job: str, *, epoch: int | None, follow: bool, as_json: bool) -> int:
+    """Print what the training of JOB has printed, over all its machines, from the store."""
+    directory, record = _known(job)
+    if as_json:
+        for event in _events(directory):
+            click.echo(_line(event))
+        return 0
+    from provisioner.config import load
+    from provisioner.controller.launch import open_job_store
+
+    copy = directory.path / f"failover.{record.run}.yaml"
+    store = open_job_store(load(copy, environ=os.environ, base=Path(record.config_path).parent), os.environ)
+    for text in _log_text(store, epoch, follow=follow):
+        click.echo(text, nl=False)
+    return 0
+
+
+def _known(name: str) -> tuple[JobDirectory, JobRecord]:
+    from provisioner.controller.directory import JobDirectory, state_root
+    from provisioner.errors import ConfigError
+
+    directory = JobDirectory(state_root(os.environ), name)
+    record = directory.record()
+    if record is None:
+        message = f"no job {name!r} in {directory.path.parent}"
+        raise ConfigError(message, hint="failover status lists the jobs")
+    return directory, record
+
+
+def _events(directory: JobDirectory) -> Iterator[dict[str, Any]]:
+    from provisioner.telemetry import events
+
+    return events.read(directory.path / "events.jsonl")
+
+
+def _summary(directory: JobDirectory) -> dict[str, object]:
+    record = directory.record()
+    assert record is not None  # noqa: S101 - the caller has just read it
+    last: dict[str, dict[str, Any]] = {}
+    for event in _events(directory):
+        if event["kind"] == "begin":
+            last.clear()  # an earlier run is another story
+        last[event["kind"]] = event
+    pid = directory.controller_pid()
+    report = directory.read_json("report.json")
+    result = report.get("result", "ended") if isinstance(report, dict) else "ended"
+    claimed = last.get("claimed", {})
+    return {
+        "job": record.name,
+        "uid": record.uid,
+        "run": record.run,
+        "state": ("running" if pid else "left") if record.open else result,
+        "controller": pid,
+        "epoch": claimed.get("epoch"),
+        "where": claimed.get("offer"),
+        "node": claimed.get("node"),
+        "step": last.get("heartbeat", {}).get("step"),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started_at)),
+        "config": record.config_path,
+        "leaked": report.get("leaked", []) if isinstance(report, dict) and not record.open else [],
+    }
+
+
+def _log_text(store: Store, epoch: int | None, *, follow: bool) -> Iterator[str]:
+    """Yield the parts of the log, oldest first."""
+    import zstandard
+
+    from provisioner.checkpoint import layout
+
+    seen: set[str] = set()
+    while True:
+        done = store.exists(layout.DONE)  # before the list: the last part is written before it
+        numbers = sorted(int(name) for name in store.folders(layout.EPOCHS) if name.isdigit())
+        for number in numbers if epoch is None else [epoch]:
+            for part in store.list(layout.logs(number)):
+                data = None if part.key in seen else store.get(part.key)
+                seen.add(part.key)
+                if data is not None:
+                    yield zstandard.ZstdDecompressor().stream_reader(data).read().decode("utf-8", "replace")
+        if not follow or done:
+            return
+        time.sleep(2)
+
+
+def _line(event: Mapping[str, object]) -> str:
+    import json
+
+    return json.dumps(event, ensure_ascii=False)
