@@ -1,0 +1,174 @@
+"""AutoDL as a cloud: the contract of ``clouds/base.py`` on top of the two ways of getting a machine there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import ClassVar
+
+from provisioner.clouds.autodl import catalog
+from provisioner.clouds.autodl.client import AutodlClient
+from provisioner.clouds.autodl.elastic_machines import ElasticMachines
+from provisioner.clouds.autodl.errors import Doubtful, Refused, failure_of
+from provisioner.clouds.autodl.machines import AutodlSettings, Clock, Machines, Passed, Sleep, start_command
+from provisioner.clouds.autodl.naming import PREFIX, machine_name
+from provisioner.clouds.autodl.pro_machines import ProMachines
+from provisioner.clouds.base import Request
+from provisioner.errors import CloudError
+from provisioner.model import Failure, FailureKind, JobRef, Launch, Node, NodeState, Offer, Owned, Scope
+
+_PRO_ID = "pro-"
+
+
+class AutodlCloud:
+    """One account at AutoDL, for one job. What is claimed is Pro or elastic as ``config.mode`` says.
+
+    What exists is handled by its own kind (an instance of Pro is named ``pro-...``), so that a changed mode leaves
+    nothing behind.
+    """
+
+    name: ClassVar[str] = "autodl"
+
+    def __init__(
+        self,
+        config: AutodlSettings,
+        job: JobRef,
+        client: AutodlClient,
+        *,
+        request: Request | None = None,
+        poll_s: float = 5.0,
+        settle_s: float = 60.0,
+        release_s: float = 600.0,
+        second_look_s: float = 5.0,
+        sleep: Sleep = time.sleep,
+        clock: Clock = time.monotonic,
+        wall: Clock = time.time,
+    ) -> None:
+        """Hold the client; ask nothing yet.
+
+        Args:
+            config: ``primary.autodl`` of failover.yaml.
+            job: Whose machines these are.
+            client: The account.
+            request: What the job asks of a machine; its CUDA version goes into a claim.
+            poll_s: Longest wait between two looks while something is awaited.
+            settle_s: How long an elastic deployment may wait for a host.
+            release_s: How long a machine may take to go away.
+            second_look_s: Wait before the second look for a machine after a doubtful answer.
+            sleep: How to wait.
+            clock: Seconds that only grow.
+            wall: Unix time.
+        """
+        cuda = request.cuda if request is not None else None
+        self._config = config
+        self._job = job
+        self._client = client
+        self._second_look_s = second_look_s
+        self._sleep = sleep
+        self._wall = wall
+        self._pro = ProMachines(client, config, cuda=cuda, poll_s=poll_s, release_s=release_s, sleep=sleep, clock=clock)
+        self._elastic = ElasticMachines(
+            client,
+            config,
+            cuda=cuda,
+            poll_s=poll_s,
+            settle_s=settle_s,
+            release_s=release_s,
+            sleep=sleep,
+            clock=clock,
+        )
+
+    @property
+    def _chosen(self) -> Machines:
+        return self._elastic if self._config.mode == "elastic" else self._pro
+
+    def _of(self, machine: str) -> Machines:
+        return self._pro if machine.startswith(_PRO_ID) else self._elastic
+
+    def offers(self, request: Request) -> Sequence[Offer]:
+        """List what fits. Elastic tells idle cards (0: sold out); Pro tells none, since no number predicts it.
+
+        Prices are the last ones seen in public (``catalog.PRICES_SEEN``): AutoDL tells none before a machine runs.
+        """
+        return self.survey(request)[0]
+
+    def survey(self, request: Request) -> tuple[list[Offer], list[Passed]]:
+        """Like ``offers``, with what was passed over and why."""
+        return self._chosen.offers(request)
+
+    def prepare(self, region: str) -> None:
+        """Nothing: AutoDL needs no network, role or template."""
+
+    def claim(self, offer: Offer, launch: Launch) -> Node | Failure:
+        """Get the machine, or say why not. One name per token: what carries it is found before anything is made."""
+        name = machine_name(launch)
+        machines = self._chosen
+        try:
+            machine = machines.find(name)
+            if machine is None:
+                made = self._too_poor(offer) or self._create(machines, name, offer, launch)
+                if isinstance(made, Failure):
+                    return made
+                machine = made
+            failure = machines.settle(machine)
+        except CloudError as error:
+            return failure_of(error)
+        if failure is not None:
+            return failure
+        return Node(machine, offer, launch.job, launch.epoch, launch.token, self._wall())
+
+    def _create(self, machines: Machines, name: str, offer: Offer, launch: Launch) -> str | Failure:
+        """Make the machine. An answer that does not say what happened is followed by two looks for its name."""
+        image = self._config.image_uuid or catalog.DEFAULT_IMAGE
+        try:
+            return machines.create(name, offer, start_command(launch.user_data), image)
+        except Doubtful as error:
+            failure = Failure(FailureKind.NETWORK, Scope.OFFER, "no answer", str(error), error.hint, 60.0)
+        except Refused as error:
+            if error.failure.kind is not FailureKind.UNKNOWN:
+                return error.failure
+            failure = error.failure
+        found = machines.find(name)
+        if found is None:
+            self._sleep(self._second_look_s)
+            found = machines.find(name)
+        return found or failure
+
+    def _too_poor(self, offer: Offer) -> Failure | None:
+        """Refuse to begin what the account cannot pay for an hour: AutoDL's own refusal is not documented."""
+        spendable = self._client.balance().spendable
+        price = offer.price_per_hour
+        if spendable.amount > 0 and (price is None or spendable.amount >= price.amount):
+            return None
+        need = f"an hour costs {price}" if price is not None else "a machine costs money"
+        return Failure(
+            FailureKind.QUOTA,
+            Scope.ACCOUNT,
+            "balance",
+            f"the AutoDL account has {spendable} to spend, and {need}",
+            "recharge the AutoDL account",
+            600.0,
+        )
+
+    def adopt(self, node: Node) -> None:
+        """Nothing: AutoDL has no Terraform."""
+
+    def release(self, node: Node) -> None:
+        """Make the machine go away; return when AutoDL does not know it any more."""
+        self._of(node.id).release(node.id)
+
+    def inspect(self, node: Node) -> NodeState:
+        """Say how AutoDL sees the machine. A Pro machine that is powered off is STOPPED: it keeps its disk."""
+        return self._of(node.id).inspect(node.id)
+
+    def owned(self) -> Sequence[Owned]:
+        """List this job's machines and deployments, those of an earlier mode included. Raises CloudError."""
+        prefix = f"{PREFIX}{self._job.name}-{self._job.uid}-"
+        return [*self._pro.owned(prefix), *self._elastic.owned(prefix)]
+
+    def owned_by_anyone(self) -> Sequence[Owned]:
+        """List what carries a name of ours, of every job and operator of this account. Raises CloudError."""
+        return [*self._pro.owned(PREFIX), *self._elastic.owned(PREFIX)]
+
+    def dismantle(self) -> None:
+        """Nothing: ``prepare`` made nothing."""
