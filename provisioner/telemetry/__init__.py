@@ -1,0 +1,1 @@
+"""What the product says about itself: events, metrics, notifications."""

@@ -1,0 +1,89 @@
+"""Where each thing stands in the store, relative to ``<store>/<job name>/``. No I/O."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+SPEC = "spec.json"
+DONE = "done.json"
+EPOCHS = "epochs"
+CHUNKS = "chunks"
+CHECKPOINTS = "checkpoints"
+RUNTIME = "runtime"
+WORKDIR = "workdir"
+
+_MANIFEST = re.compile(r"checkpoints/(\d{12})-(\d{6})\.json")
+_HASH = re.compile(r"[0-9a-f]{64}")
+_STEP = re.compile(r"(\d{1,12})(?:\.[A-Za-z][A-Za-z0-9]*)*")
+_UNFINISHED = (".tmp", ".part", ".partial")
+
+
+class Position(NamedTuple):
+    """A checkpoint's place in the order of restores: the higher epoch first, then the higher step."""
+
+    epoch: int
+    step: int
+
+
+def owner(epoch: int) -> str:
+    """Return the key of the fence of an epoch."""
+    return f"{EPOCHS}/{epoch}/owner.json"
+
+
+def heartbeat(epoch: int) -> str:
+    """Return the key of the heartbeat of an epoch."""
+    return f"{EPOCHS}/{epoch}/heartbeat.json"
+
+
+def bootstrap(epoch: int) -> str:
+    """Return the key of what a node is told at its start. Holds secrets; short-lived."""
+    return f"{EPOCHS}/{epoch}/bootstrap.json"
+
+
+def logs(epoch: int) -> str:
+    """Return the folder of an epoch's log."""
+    return f"{EPOCHS}/{epoch}/log"
+
+
+def log_part(epoch: int, number: int) -> str:
+    """Return the key of one part of an epoch's log."""
+    return f"{logs(epoch)}/{number:06d}.txt.zst"
+
+
+def last_lines(epoch: int) -> str:
+    """Return the key of the last lines of a command that failed."""
+    return f"{EPOCHS}/{epoch}/last_lines.txt"
+
+
+def chunk(digest: str) -> str:
+    """Return the key of a chunk by its BLAKE3 hash, 64 hex digits. Raises ValueError for anything else."""
+    if not _HASH.fullmatch(digest):
+        raise ValueError(digest)
+    return f"{CHUNKS}/{digest}"
+
+
+def manifest(position: Position) -> str:
+    """Return the key of a checkpoint's manifest."""
+    return f"{CHECKPOINTS}/{position.step:012d}-{position.epoch:06d}.json"
+
+
+def position(key: str) -> Position | None:
+    """Read the position back from a manifest's key; None for a key that is none."""
+    match = _MANIFEST.fullmatch(key)
+    return Position(epoch=int(match[2]), step=int(match[1])) if match else None
+
+
+def step_of(name: str) -> int | None:
+    """Return the step at the end of a checkpoint's name (``step-40``, ``ckpt_000040.npz``, ``epoch=3-step=40.ckpt``).
+
+    None for a name that is not a finished checkpoint: hidden, still being written, or without a number at its end.
+    """
+    if name.startswith((".", "tmp-", "tmp_")) or name.endswith(_UNFINISHED):
+        return None
+    stem = name.split(".", 1)[0]
+    match = re.search(r"\d{1,12}$", stem)
+    if match is None or (len(stem) > len(match[0]) and stem[-len(match[0]) - 1].isdigit()):
+        return None
+    rest = name[len(stem) :]
+    return int(match[0]) if _STEP.fullmatch(match[0] + rest) else None
