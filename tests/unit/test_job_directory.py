@@ -1,0 +1,104 @@
+"""The state directory: one controller at a time, nothing lost, nothing readable by others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provisioner.controller.directory import JobDirectory, JobRecord, jobs, state_root
+from provisioner.controller.run import begin_record
+from provisioner.errors import ConfigError
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from provisioner.controller.directory import JobDirectory
+with JobDirectory(Path(sys.argv[1]), "digits").lock():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> JobDirectory:
+    made = JobDirectory(tmp_path / "state", "digits")
+    made.create()
+    return made
+
+
+def test_a_second_controller_is_told_who_holds_the_job_and_a_dead_one_holds_nothing(
+    directory: JobDirectory, tmp_path: Path
+) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "state")], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    assert directory.controller_pid() == holder.pid
+    with pytest.raises(ConfigError, match=f"already run by process {holder.pid}"), directory.lock():
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert directory.controller_pid() is None
+    with directory.lock():
+        pass
+
+
+def test_only_the_owner_can_read_what_is_written(directory: JobDirectory) -> None:
+    old = os.umask(0)
+    try:
+        directory.write_json("job.json", {"a": 1})
+        directory.write_text("launch/token.sh", "echo")
+    finally:
+        os.umask(old)
+    for path in directory.path.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert directory.path.stat().st_mode & 0o077 == 0
+
+
+def test_an_open_run_goes_on_and_a_closed_one_makes_way_with_the_same_uid(
+    directory: JobDirectory, tmp_path: Path
+) -> None:
+    config = tmp_path / "failover.yaml"
+    config.write_text("job: one")
+    first = begin_record(directory, config, fresh=False, now=1, stored_uid="")
+    config.write_text("job: changed")
+    assert begin_record(directory, config, fresh=False, now=2, stored_uid="") == first
+    assert (directory.path / "failover.1.yaml").read_text() == "job: one"
+    with pytest.raises(ConfigError, match="not ended"):
+        begin_record(directory, config, fresh=True, now=3, stored_uid="")
+    directory.close()
+    second = begin_record(directory, config, fresh=False, now=4, stored_uid="")
+    assert (second.uid, second.run, second.open) == (first.uid, 2, True)
+    directory.close()
+    third = begin_record(directory, config, fresh=True, now=5, stored_uid="")
+    assert third.uid != first.uid
+
+
+def test_a_controller_on_another_machine_takes_the_uid_from_the_store(directory: JobDirectory, tmp_path: Path) -> None:
+    config = tmp_path / "failover.yaml"
+    config.write_text("job: one")
+    assert begin_record(directory, config, fresh=False, now=1, stored_uid="0a0b0c0d").uid == "0a0b0c0d"
+
+
+def test_jobs_lists_what_is_known(directory: JobDirectory, tmp_path: Path) -> None:
+    record = JobRecord("digits", "00000001", 1, open=True, config_path="failover.yaml", started_at=1.0)
+    directory.remember(record)
+    assert jobs(tmp_path / "state") == [record]
+    assert jobs(tmp_path / "nothing") == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"FAILOVER_STATE_DIR": "/s"}, "/s"),
+        ({"XDG_STATE_HOME": "/x"}, "/x/gpu-failover"),
+    ],
+)
+def test_where_the_state_is(environ: dict[str, str], expected: str) -> None:
+    assert state_root(environ) == Path(expected)

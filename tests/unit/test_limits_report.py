@@ -1,0 +1,110 @@
+"""What a run cost, what it lost, and when it is enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+import pytest
+
+from provisioner.controller.limits import Limits
+from provisioner.controller.records import Begun, Finished, Placement, Released, Watched
+from provisioner.controller.report import RESULTS, build_report, cost
+from provisioner.model import Ending, Gpu, JobRef, Market, Money, Node, Offer
+
+JOB = JobRef("digits", "00000001")
+
+
+def placement(  # noqa: PLR0913 - a test's builder
+    epoch: int,
+    cloud: str,
+    price: Money | None,
+    *,
+    start: float,
+    end: float,
+    ending: Ending = Ending.LOST,
+    last_step: int | None = None,
+    restored: int | None = None,
+    first_step_at: float | None = None,
+) -> Placement:
+    offer = Offer(cloud, "r", "z", "t", Gpu("T4", 1, 16), Market.SPOT, price)
+    node = Node(f"i-{epoch}", offer, JOB, epoch, "token", claimed_at=start)
+    watched = Watched(ending, "", end, end, first_step_at, restored, last_step)
+    return Placement(epoch, (), node, watched, Released(end))
+
+
+HOUR_OF_YUAN = placement(1, "autodl", Money(Decimal("2"), "CNY"), start=0, end=3600, last_step=47)
+HALF_HOUR_OF_DOLLARS = placement(
+    2,
+    "aws",
+    Money(Decimal("0.5"), "USD"),
+    start=3700,
+    end=5500,
+    ending=Ending.COMPLETED,
+    last_step=100,
+    restored=40,
+    first_step_at=3725,
+)
+
+
+def test_cost_is_kept_apart_by_currency() -> None:
+    assert cost([HOUR_OF_YUAN, HALF_HOUR_OF_DOLLARS]) == {"CNY": Decimal(2), "USD": Decimal("0.25")}
+
+
+def test_the_report_counts_lost_steps_and_the_time_to_the_first_new_one() -> None:
+    report = build_report(
+        JOB, Begun(0, 1), [HOUR_OF_YUAN, HALF_HOUR_OF_DOLLARS], [], Ending.COMPLETED, "", Finished(5501, ())
+    )
+    assert report["steps_lost"] == 7
+    assert report["recovery_seconds"] == 125
+    assert report["restored_step"] == 40
+    assert report["final_step"] == 100
+    assert report["cost_estimate"] == {"by_currency": {"CNY": 2.0, "USD": 0.25}, "unpriced": []}
+    assert (report["result"], report["exit_code"]) == ("completed", 0)
+
+
+def test_a_machine_without_a_price_is_named_and_not_counted_as_free() -> None:
+    unpriced = placement(1, "local", None, start=0, end=10)
+    report = build_report(JOB, Begun(0, 1), [unpriced], [], Ending.COMPLETED, "", Finished(11, ()))
+    assert report["cost_estimate"] == {"by_currency": {}, "unpriced": ["local/r/z/t/spot"]}
+
+
+def test_a_release_that_is_not_confirmed_counts_as_left_behind() -> None:
+    doubtful = Placement(1, (), HOUR_OF_YUAN.node, HOUR_OF_YUAN.watched, Released(9, "no answer"))
+    report = build_report(JOB, Begun(0, 1), [doubtful], [], Ending.COMPLETED, "", Finished(11, ("aws/r/machine/i-9",)))
+    assert report["leaked"] == ["aws/r/machine/i-9", "i-1: no answer"]
+
+
+def test_every_final_ending_has_its_own_exit_code() -> None:
+    codes = [code for _, code in RESULTS.values()]
+    assert len(codes) == len(set(codes))
+
+
+@dataclass(frozen=True)
+class Policy:
+    budget: Money | None = None
+    usd_cny: Decimal = Decimal("7.2")
+    deadline: float | None = None
+
+
+@pytest.mark.parametrize(
+    ("policy", "now", "expected"),
+    [
+        (Policy(), 1e9, ""),
+        (Policy(deadline=100), 99.9, ""),
+        (Policy(deadline=100), 100, "deadline of 100 s reached"),
+        (Policy(budget=Money(Decimal("3"), "CNY")), 3600, ""),
+        (Policy(budget=Money(Decimal("2"), "CNY")), 3600, "budget of 2 CNY reached"),
+        (Policy(budget=Money(Decimal("0.28"), "USD")), 3600, ""),
+        (Policy(budget=Money(Decimal("0.27"), "USD")), 3600, "budget of 0.27 USD reached"),
+    ],
+)
+def test_a_limit_is_reached_when_it_is_reached(policy: Policy, now: float, expected: str) -> None:
+    assert Limits(policy).reached(Begun(0, 1), [HOUR_OF_YUAN], None, now) == expected
+
+
+def test_the_running_machine_counts_by_the_second() -> None:
+    limits = Limits(Policy(budget=Money(Decimal("0.5"), "USD")))
+    node = HALF_HOUR_OF_DOLLARS.node
+    assert limits.reached(Begun(0, 1), [], node, node.claimed_at + 3599) == ""
+    assert limits.reached(Begun(0, 1), [], node, node.claimed_at + 3600) == "budget of 0.5 USD reached"
