@@ -1,0 +1,165 @@
+"""The sandbox's control API: JSON over HTTP on a loopback port, below a path that is a secret.
+
+| request | does |
+|---|---|
+| ``GET state`` | everything: machines that run, both clouds' holdings, faults, launches, events, ``left`` |
+| ``GET faults`` / ``PUT faults`` / ``POST faults`` / ``DELETE faults`` | read, replace, put before, remove AWS's rules |
+| ``GET launches`` | every launch asked of AWS: type, zone, market, token, outcome |
+| ``POST take`` ``{"cloud": "aws", "id": null}`` | take a machine away, the newest by default |
+| ``POST notice`` ``{"seconds": 120, "id": null}`` | spot notice now, the machine goes after ``seconds`` |
+| ``POST stock`` ``[{"region": .., "gpu": .., "idle": ..}]`` | set AutoDL's idle cards |
+| ``POST metadata/<id>`` ``{"status": 503, "seconds": 40}`` or ``{"rebalance": true}`` | break or change a metadata endpoint |
+| ``POST machines/<id>/reboot`` | press the reset button |
+| ``POST machines/<id>/kill`` | pull the plug behind the cloud's back |
+| ``GET machines/<id>/console`` | the console log, as text |
+| ``POST reset`` | back to the beginning of the scenario |
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from werkzeug.exceptions import BadRequest, HTTPException, NotFound
+from werkzeug.routing import Map, Rule
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+from werkzeug.wrappers import Request, Response
+
+if TYPE_CHECKING:
+    from provisioner.sandbox.server import Sandbox
+
+_URLS = Map(
+    [
+        Rule("/state", endpoint="state", methods=["GET"]),
+        Rule("/faults", endpoint="faults", methods=["GET", "PUT", "POST", "DELETE"]),
+        Rule("/launches", endpoint="launches", methods=["GET"]),
+        Rule("/take", endpoint="take", methods=["POST"]),
+        Rule("/notice", endpoint="notice", methods=["POST"]),
+        Rule("/stock", endpoint="stock", methods=["POST"]),
+        Rule("/metadata/<machine_id>", endpoint="metadata", methods=["POST"]),
+        Rule("/machines/<machine_id>/reboot", endpoint="reboot", methods=["POST"]),
+        Rule("/machines/<machine_id>/kill", endpoint="kill", methods=["POST"]),
+        Rule("/machines/<machine_id>/console", endpoint="console", methods=["GET"]),
+        Rule("/reset", endpoint="reset", methods=["POST"]),
+    ]
+)
+
+
+class _Quiet(WSGIRequestHandler):
+    def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - the base class names it
+        """Say nothing."""
+
+
+class Control:
+    """Serves the control API of a sandbox."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        """Take the sandbox to steer."""
+        self._sandbox = sandbox
+        self._secret = secrets.token_urlsafe(24)
+        self._server: BaseWSGIServer | None = None
+
+    def start(self) -> str:
+        """Serve on a free loopback port; return the base URL, which holds the secret."""
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Quiet)
+        threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="control", daemon=True
+        ).start()
+        return f"http://127.0.0.1:{self._server.server_port}/{self._secret}"
+
+    def stop(self) -> None:
+        """Stop serving."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        prefix = f"/{self._secret}"
+        path = environ.get("PATH_INFO", "")
+        if not secrets.compare_digest(path[: len(prefix)].encode(), prefix.encode()):
+            return NotFound()(environ, start_response)
+        environ["PATH_INFO"] = path[len(prefix) :] or "/"
+        request = Request(environ)
+        try:
+            name, values = _URLS.bind_to_environ(environ).match()
+            answer = getattr(self, f"_{name}")(request, **values)
+        except HTTPException as error:
+            return error(environ, start_response)
+        except ValidationError as error:
+            answer = _json({"error": str(error)}, 422)
+        except LookupError as error:
+            answer = _json({"error": f"unknown: {error}"}, 404)
+        return answer(environ, start_response)
+
+    def _state(self, _: Request) -> Response:
+        return _json(self._sandbox.state())
+
+    def _launches(self, _: Request) -> Response:
+        return _json(self._sandbox.aws.faults.log())
+
+    def _faults(self, request: Request) -> Response:
+        faults = self._sandbox.aws.faults
+        if request.method == "PUT":
+            faults.set(_body(request, list))
+        elif request.method == "POST":
+            faults.add(_body(request, list))
+        elif request.method == "DELETE":
+            faults.set([])
+        return _json(faults.rules())
+
+    def _take(self, request: Request) -> Response:
+        body = _body(request, dict)
+        return _json({"id": self._sandbox.take(body.get("cloud", "aws"), body.get("id"))})
+
+    def _notice(self, request: Request) -> Response:
+        body = _body(request, dict)
+        return _json({"id": self._sandbox.notice(float(body.get("seconds", 120)), body.get("id"))})
+
+    def _stock(self, request: Request) -> Response:
+        self._sandbox.set_stock(_body(request, list))
+        return _json({})
+
+    def _metadata(self, request: Request, machine_id: str) -> Response:
+        body = _body(request, dict)
+        metadata = self._sandbox.aws.metadata(machine_id)
+        if metadata is None:
+            raise LookupError(machine_id)
+        if "status" in body:
+            metadata.break_down(int(body["status"]), float(body.get("seconds", 0)))
+        if body.get("rebalance"):
+            metadata.rebalance()
+        return _json({"url": metadata.url})
+
+    def _reboot(self, _: Request, machine_id: str) -> Response:
+        self._sandbox.machines.reboot(machine_id)
+        return _json({})
+
+    def _kill(self, _: Request, machine_id: str) -> Response:
+        self._sandbox.machines.kill(machine_id)
+        return _json({})
+
+    def _console(self, _: Request, machine_id: str) -> Response:
+        return Response(self._sandbox.machines.console(machine_id), mimetype="text/plain")
+
+    def _reset(self, _: Request) -> Response:
+        self._sandbox.reset()
+        return _json({})
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(json.dumps(value), status, mimetype="application/json")
+
+
+def _body(request: Request, kind: type) -> Any:
+    try:
+        value = json.loads(request.get_data() or b"{}")
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+    if not isinstance(value, kind):
+        message = f"the body must be a JSON {kind.__name__}"
+        raise BadRequest(message)
+    return value

@@ -1,0 +1,240 @@
+"""Machines of the sandbox: a process tree each, with a directory, a console log and a power button.
+
+The user data really runs, with bash, as cloud-init would run them. The interpreter that runs the sandbox stands for
+the machine image: its ``bin`` directory is on the machine's PATH. Nothing survives :meth:`Machines.kill`, whatever
+sessions, groups or environments the processes of the machine made for themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_LOG = logging.getLogger(__name__)
+_GUEST = Path(__file__).with_name("guest.py")
+MARKER = "FAILOVER_SANDBOX_MACHINE"
+"""Environment variable that names the machine in every process of it."""
+
+_POWER = """#!/bin/bash
+# Power button of a sandbox machine; understands what shutdown, poweroff, halt and reboot of systemd understand.
+verb=${0##*/}; action=halt; when=now
+[ "$verb" = reboot ] && action=reboot
+for word in "$@"; do
+  case $word in
+    -c) echo cancel > "$FAILOVER_SANDBOX_DIR/power"; exit 0 ;;
+    -r|--reboot) action=reboot ;;
+    -k|--help) exit 0 ;;
+    now|+[0-9]*|[0-9]*:[0-9]*) when=$word ;;
+    -*) ;;
+    *) break ;;
+  esac
+done
+# without a time, shutdown waits a minute and the other three do not wait
+[ $# -eq 0 ] && [ "$verb" = shutdown ] && when=+1
+case $when in
+  now) delay=0 ;;
+  +*) delay=$(( 10#${when#+} * 60 )) ;;
+  *) delay=$(( $(date -d "$when" +%s) - $(date +%s) )); [ "$delay" -lt 0 ] && delay=$(( delay + 86400 )) ;;
+esac
+echo "$action $delay" > "$FAILOVER_SANDBOX_DIR/power"
+"""
+
+
+@dataclass(slots=True)
+class _Machine:
+    directory: Path
+    process: subprocess.Popen[bytes]
+    on_shutdown: Callable[[str], None]
+    started_at: float
+    plug_pulled: threading.Event = field(default_factory=threading.Event)
+    off: threading.Event = field(default_factory=threading.Event)
+
+
+class Machines:
+    """Start, kill and list machines. Thread-safe."""
+
+    def __init__(self, directory: Path, *, grace_s: float = 5.0, path: str | None = None) -> None:
+        """Keep machines below ``directory``. ``grace_s``: seconds from SIGTERM to SIGKILL in a guest's own shutdown.
+
+        ``path`` is what a machine finds after the power shims; by default the ``bin`` directory of this interpreter
+        and the system's.
+        """
+        self._directory = directory.absolute()
+        self._grace_s = grace_s
+        self._path = path or f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        self._machines: dict[str, _Machine] = {}
+        self._lock = threading.Lock()
+
+    def start(
+        self,
+        machine_id: str,
+        user_data: str | None,
+        env: Mapping[str, str],
+        on_shutdown: Callable[[str], None],
+        *,
+        rerun_on_reboot: bool = False,
+    ) -> None:
+        """Boot a machine. A directory that is there already is used again, as the disk of a stopped machine is.
+
+        ``on_shutdown(machine_id)`` is called once, from another thread, when the guest has powered itself off; not
+        after :meth:`kill`. ``env`` is added to the machine's otherwise clean environment. With ``rerun_on_reboot``
+        the user data run at every boot; else a reboot runs the scripts in ``per-boot`` (FAILOVER_SANDBOX_PER_BOOT),
+        and so does a start without user data: cloud-init runs user data once in the life of a disk.
+        """
+        with self._lock:
+            old = self._machines.get(machine_id)
+            if old is not None and not old.off.is_set():
+                message = f"machine {machine_id} runs already"
+                raise ValueError(message)
+            directory = self._furnish(machine_id, user_data)
+            guest = [sys.executable, "-I", "-S", str(_GUEST), str(directory), str(self._grace_s)]
+            boot = [] if user_data is None else ["/bin/bash", str(directory / "user-data")]
+            process = subprocess.Popen(
+                [*guest, "1" if rerun_on_reboot else "0", *boot],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=self._environment(machine_id, directory, env),
+                start_new_session=True,
+                cwd=directory / "root",
+            )
+            machine = _Machine(directory, process, on_shutdown, time.time())
+            self._machines[machine_id] = machine
+        threading.Thread(
+            target=self._watch, args=(machine_id, machine), name=f"watch-{machine_id}", daemon=True
+        ).start()
+
+    def kill(self, machine_id: str) -> None:
+        """Pull the plug: SIGKILL for every process. Returns when none is left. Unknown or dead already is fine."""
+        machine = self._machines.get(machine_id)
+        if machine is None:
+            return
+        machine.plug_pulled.set()
+        with contextlib.suppress(OSError):  # it may be off already
+            assert machine.process.stdin is not None  # noqa: S101 - we asked for a pipe
+            machine.process.stdin.write(b"kill\n")
+            machine.process.stdin.flush()
+        try:
+            machine.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            machine.process.kill()
+            machine.process.wait()
+        _kill_marked(machine_id)
+        machine.off.set()
+
+    def reboot(self, machine_id: str) -> None:
+        """Press the reset button: the guest ends its processes and boots again with the same disk."""
+        machine = self._machines[machine_id]
+        with (machine.directory / "power").open("w", encoding="ascii") as power:
+            power.write("reboot 0\n")
+
+    def alive(self, machine_id: str) -> bool:
+        """Say whether the machine is powered."""
+        machine = self._machines.get(machine_id)
+        return machine is not None and not machine.off.is_set()
+
+    def live(self) -> list[str]:
+        """List the machines that are powered."""
+        return [machine_id for machine_id in list(self._machines) if self.alive(machine_id)]
+
+    def directory(self, machine_id: str) -> Path:
+        """Return the directory of a machine: ``console.log``, ``root/`` (its disk), ``home/``, ``tmp/``."""
+        return self._directory / machine_id
+
+    def console(self, machine_id: str) -> str:
+        """Return what the machine has written to its console so far."""
+        try:
+            return (self.directory(machine_id) / "console.log").read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def forget(self, machine_id: str) -> None:
+        """Kill the machine and remove its directory."""
+        self.kill(machine_id)
+        self._machines.pop(machine_id, None)
+        shutil.rmtree(self.directory(machine_id), ignore_errors=True)
+
+    def stop_all(self) -> None:
+        """Kill every machine."""
+        threads = [threading.Thread(target=self.kill, args=(machine_id,)) for machine_id in self.live()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _furnish(self, machine_id: str, user_data: str | None) -> Path:
+        directory = self._directory / machine_id
+        for name in ("root/opt/failover", "home", "tmp", "bin", "per-boot"):
+            (directory / name).mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o700)  # user data and what they fetch are nobody else's business
+        if user_data is not None:
+            (directory / "user-data").write_text(user_data, encoding="utf-8")
+        for verb in ("shutdown", "poweroff", "halt", "reboot"):
+            shim = directory / "bin" / verb
+            shim.write_text(_POWER, encoding="ascii")
+            shim.chmod(0o755)
+        return directory
+
+    def _environment(self, machine_id: str, directory: Path, env: Mapping[str, str]) -> dict[str, str]:
+        return {
+            "PATH": f"{directory / 'bin'}:{self._path}",
+            "HOME": str(directory / "home"),
+            "TMPDIR": str(directory / "tmp"),
+            "USER": "root",
+            "LANG": "C.UTF-8",
+            "FAILOVER_HOME": str(directory / "root/opt/failover"),
+            "FAILOVER_SANDBOX_DIR": str(directory),
+            "FAILOVER_SANDBOX_PER_BOOT": str(directory / "per-boot"),
+            MARKER: machine_id,
+            **env,
+        }
+
+    def _watch(self, machine_id: str, machine: _Machine) -> None:
+        """Wait for the guest's own words, then for its end."""
+        assert machine.process.stdout is not None  # noqa: S101 - we asked for a pipe
+        powered_off = False
+        for line in machine.process.stdout:
+            powered_off = line.strip() == b"off"
+        machine.process.wait()
+        if machine.plug_pulled.is_set():
+            return
+        _kill_marked(machine_id)
+        machine.off.set()
+        if powered_off:
+            machine.on_shutdown(machine_id)
+        else:
+            _LOG.warning("machine %s died of itself (code %s)", machine_id, machine.process.returncode)
+
+
+def marked(machine_id: str) -> set[int]:
+    """Return the process ids whose environment says that they belong to the machine."""
+    needle = f"{MARKER}={machine_id}".encode()
+    found = set()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment = Path(entry.path, "environ").read_bytes()
+        except OSError:  # ended, or another user's
+            continue
+        if needle in environment.split(b"\0"):
+            found.add(int(entry.name))
+    return found
+
+
+def _kill_marked(machine_id: str) -> None:
+    """Kill what still carries the machine's name; a second net below the guest's own."""
+    while pids := marked(machine_id):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
