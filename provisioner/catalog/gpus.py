@@ -1,0 +1,99 @@
+"""GPU names: what an operator may write, what a cloud says, and when the two mean the same card."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+
+from provisioner.catalog.tables import Card, cards
+
+AUTODL_REGIONS = (
+    "westDC2", "westDC3", "beijingDC1", "beijingDC2", "beijingDC3", "beijingDC4", "neimengDC1", "neimengDC3",
+    "foshanDC1", "chongqingDC1", "yangzhouDC1",
+)  # fmt: skip
+"""AutoDL's region codes. Its stock call answers an unknown one as if it were sold out."""
+
+AUTODL_PRO_REGIONS = ("westDC3", "beijingDC2")
+"""The only regions that Pro's create accepts (observed 2026-08); each other one is a parameter error."""
+
+
+def gpu_names() -> tuple[str, ...]:
+    """List the names that a configuration may use: every model, and groups such as ``A100`` (either memory size)."""
+    return tuple(_names())
+
+
+def canonical(name: str) -> str | None:
+    """Return our name of a card or group (``NVIDIA T4`` -> ``T4``), or None when it is unknown."""
+    return _by_plain_name().get(_plain(name))
+
+
+def card(name: str) -> Card | None:
+    """Return what is known of one model; None for a group or an unknown name."""
+    return cards().get(canonical(name) or "")
+
+
+def matches(wanted: Iterable[str], offered: str) -> bool:
+    """Say whether a card of an offer is one of those wanted. None wanted means that any will do.
+
+    A name that the table does not have matches itself only, letter for letter.
+    """
+    names = tuple(wanted)
+    if not names:
+        return True
+    ours = canonical(offered)
+    group = cards()[ours].group if ours in cards() else ""
+    return any(name == offered or (ours is not None and canonical(name) in {ours, group or ours}) for name in names)
+
+
+def cuda_problem(name: str, cuda: tuple[int, int] | None) -> str:
+    """Say why code built with a CUDA toolkit will not run on a card, or nothing (also when that is unknown)."""
+    known = card(name)
+    if cuda is None or known is None:
+        return ""
+    if known.cuda_from and cuda < known.cuda_from:
+        return f"{known.name} needs CUDA {_text(known.cuda_from)} or newer, the job asks for {_text(cuda)}"
+    if known.cuda_to and cuda > known.cuda_to:
+        return f"{known.name} ends with CUDA {_text(known.cuda_to)}, the job asks for {_text(cuda)}"
+    return ""
+
+
+def autodl_stock_names(name: str) -> tuple[str, ...]:
+    """Return the names of a card, group or Pro spec id in AutoDL's stock list; empty when AutoDL has none."""
+    ours = canonical(name)
+    return tuple(stock for one in cards().values() if ours in {one.name, one.group} for stock in one.autodl)
+
+
+def autodl_pro_specs(name: str) -> tuple[str, ...]:
+    """Return the Pro spec ids of a card, group or spec id; empty when Pro has none."""
+    ours = canonical(name)
+    return tuple(one.pro_spec for one in cards().values() if ours in {one.name, one.group} and one.pro_spec)
+
+
+def _plain(name: str) -> str:
+    """Reduce ``NVIDIA GeForce RTX 4090`` and ``rtx-4090`` to one spelling."""
+    text = re.sub(r"\b(nvidia|geforce|tesla)\b", "", name.casefold())
+    return re.sub(r"[\s_-]+", "", text)
+
+
+@cache
+def _names() -> dict[str, None]:
+    names: dict[str, None] = {}
+    for one in cards().values():
+        names.update(dict.fromkeys((one.group, one.name) if one.group else (one.name,)))
+    return names
+
+
+@cache
+def _by_plain_name() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in cards().values():
+        bare = re.sub(r"^(RTX|GTX) ", "", one.name)
+        for name in (bare, one.pro_spec, *one.autodl, *one.aliases):
+            if name:
+                found.setdefault(_plain(name), one.name)
+    return {**found, **{_plain(name): name for name in _names()}}
+
+
+def _text(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

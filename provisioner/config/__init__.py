@@ -1,0 +1,87 @@
+"""failover.yaml: read, checked and turned into frozen values.
+
+``load`` gives a ``Config`` or raises ``ConfigMistakes`` (a ``ConfigError``) with one line for each mistake.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from provisioner.config.document import MAX_BYTES, Unreadable, dotted, read
+from provisioner.config.explain import explain
+from provisioner.config.mistakes import ConfigMistakes, Mistake
+from provisioner.config.models import (
+    AutodlConfig,
+    AwsConfig,
+    CheckpointConfig,
+    Config,
+    FallbackConfig,
+    GcpConfig,
+    JobConfig,
+    LocalConfig,
+    PolicyConfig,
+    PrimaryConfig,
+    ResourcesConfig,
+)
+from provisioner.config.rules import findings
+
+__all__ = [
+    "AutodlConfig",
+    "AwsConfig",
+    "CheckpointConfig",
+    "Config",
+    "ConfigMistakes",
+    "FallbackConfig",
+    "GcpConfig",
+    "JobConfig",
+    "LocalConfig",
+    "Mistake",
+    "PolicyConfig",
+    "PrimaryConfig",
+    "ResourcesConfig",
+    "load",
+    "parse",
+    "workdir",
+]
+
+
+def load(path: Path, environ: Mapping[str, str] | None = None) -> Config:
+    """Read and check a file. ``environ`` stands for the environment. Raises ConfigMistakes."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        hint = "`failover init` writes one to begin with"
+        raise ConfigMistakes([Mistake(str(path), None, "", "there is no such file", hint)]) from None
+    except OSError as error:
+        raise ConfigMistakes([Mistake(str(path), None, "", f"cannot be read: {error.strerror}")]) from None
+    return parse(content, str(path), path.parent, os.environ if environ is None else environ)
+
+
+def parse(content: bytes, file: str, directory: Path, environ: Mapping[str, str]) -> Config:
+    """Check the content of a file. ``file`` is its name in errors, ``directory`` where its paths begin."""
+    try:
+        document = read(content, file)
+    except Unreadable as error:
+        raise ConfigMistakes(error.mistakes) from None
+    try:
+        config = Config.model_validate_json(json.dumps(document.data))
+    except ValidationError as error:
+        raise ConfigMistakes(explain(error.errors(include_url=False), document, file, Config)) from None
+    found = [
+        Mistake(file, document.line(loc), dotted(loc), message, hint)
+        for loc, message, hint in findings(config, environ, directory)
+    ]
+    if found:
+        raise ConfigMistakes(found)
+    return config
+
+
+def workdir(config: Config, path: Path) -> Path | None:
+    """Return the directory that the job takes along; ``path`` is the file's."""
+    return None if config.job.workdir is None else (path.parent / config.job.workdir).resolve()

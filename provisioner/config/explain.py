@@ -1,0 +1,132 @@
+"""Turn what pydantic says into mistakes that an operator can mend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from provisioner.config.document import Document, dotted
+from provisioner.config.mistakes import Loc, Mistake
+from provisioner.config.names import did_you_mean
+from provisioner.config.values import short
+
+_WANTED = {
+    "int_type": "a whole number is wanted here",
+    "float_type": "a number is wanted here",
+    "bool_type": "true or false is wanted here",
+    "tuple_type": "a list is wanted here",
+    "dict_type": "a mapping is wanted here",
+    "model_type": "a section with keys is wanted here",
+    "model_attributes_type": "a section with keys is wanted here",
+    "decimal_type": "a number is wanted here",
+    "decimal_parsing": "a number is wanted here",
+    "int_from_float": "a whole number is wanted here",
+    "finite_number": "a finite number is wanted here",
+}
+_HINTS = {
+    "tuple_type": "write [one, two], or one line each beginning with -",
+    "dict_type": "write NAME: value, one line each",
+}
+_SECRET_PLACES = ("env", "secrets", "access_key_id_env", "secret_access_key_env", "session_token_env")
+
+
+def explain(errors: Iterable[ErrorDetails], document: Document, file: str, root: type[BaseModel]) -> Iterator[Mistake]:
+    """Yield one mistake for each error that is not only the echo of another one."""
+    for error in errors:
+        loc: Loc = tuple(part for part in error["loc"] if part != "[key]")
+        if error["type"] == "too_short" and error["input"]:
+            continue  # pydantic counts the valid items; each invalid one has its own line
+        message, hint = _words(error, loc, document, root)
+        yield Mistake(file, document.line(loc), dotted(loc), message, hint)
+
+
+def _words(error: ErrorDetails, loc: Loc, document: Document, root: type[BaseModel]) -> tuple[str, str]:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "failover":
+        return str(context["message"]), str(context["hint"])
+    if kind == "missing":
+        return "this is missing", _example(loc, root)
+    if kind == "extra_forbidden":
+        known = _keys(loc[:-1], root)
+        return "unknown key", did_you_mean(str(loc[-1]), known) or f"known keys are {', '.join(known)}"
+    if kind == "string_type":
+        return _not_a_text(loc, document)
+    if kind == "literal_error":
+        return _not_a_choice(error, context, loc)
+    if kind == "too_short":
+        return "the list is empty", _example(loc, root) or "write at least one"
+    if kind in {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}:
+        return _out_of_range(kind, context, loc, document)
+    return _WANTED.get(kind, error["msg"].lower()), _HINTS.get(kind, "")
+
+
+def _not_a_text(loc: Loc, document: Document) -> tuple[str, str]:
+    scalar = document.scalars.get(loc)
+    if scalar is None:
+        return "a text is wanted here", ""
+    if not scalar.text.strip() or scalar.read_as == "nothing":
+        return "a text is wanted here, not nothing", 'write "" for an empty one' if "env" in loc else ""
+    if _is_secret(loc):
+        return f"the value is read as {scalar.read_as}", "quote it"
+    return f"{short(scalar.text)} is read as {scalar.read_as}", f'quote it: "{scalar.text[:40]}"'
+
+
+def _not_a_choice(error: ErrorDetails, context: dict[str, Any], loc: Loc) -> tuple[str, str]:
+    known = [word.strip("' ") for word in str(context["expected"]).replace(" or ", ",").split(",")]
+    given = error["input"]
+    choices = f"write {', '.join(known[:-1])} or {known[-1]}"
+    if not isinstance(given, str) or _is_secret(loc):
+        return "this is not one of the choices", choices
+    return f"{short(given)} is not one of the choices", did_you_mean(given, known) or choices
+
+
+def _out_of_range(kind: str, context: dict[str, Any], loc: Loc, document: Document) -> tuple[str, str]:
+    words = {
+        "greater_than_equal": ("ge", "at least"),
+        "greater_than": ("gt", "more than"),
+        "less_than_equal": ("le", "at most"),
+        "less_than": ("lt", "less than"),
+    }
+    key, text = words[kind]
+    scalar = document.scalars.get(loc)
+    given = f"{short(scalar.text)} is out of range" if scalar else "this is out of range"
+    return given, f"write {text} {float(str(context[key])):g}"
+
+
+def _is_secret(loc: Loc) -> bool:
+    return any(part in _SECRET_PLACES for part in loc)
+
+
+def _example(loc: Loc, root: type[BaseModel]) -> str:
+    model = _model_at(loc[:-1], root)
+    field = model.model_fields.get(str(loc[-1])) if model else None
+    if field is None or not field.examples:
+        return ""
+    value = field.examples[0]
+    text = f"[{', '.join(value)}]" if isinstance(value, list) else str(value)
+    return f"for example {loc[-1]}: {text}"
+
+
+def _keys(loc: Loc, root: type[BaseModel]) -> list[str]:
+    model = _model_at(loc, root)
+    return list(model.model_fields) if model else []
+
+
+def _model_at(loc: Loc, root: type[BaseModel]) -> type[BaseModel] | None:
+    """Return the section that stands at a place."""
+    model: type[BaseModel] | None = root
+    for part in loc:
+        if isinstance(part, str) and model is not None:
+            field = model.model_fields.get(part)
+            model = _section(field.annotation) if field else None
+    return model
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """Find the section inside ``X | None``, ``tuple[X, ...]`` or ``Annotated[X, ...]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := _section(inner))), None)

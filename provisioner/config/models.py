@@ -1,0 +1,362 @@
+"""The sections of failover.yaml. Their descriptions are the text of docs/configuration.md and of editors' hints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
+
+from provisioner.config.names import (
+    AutodlGpu,
+    AutodlRegion,
+    AwsRegion,
+    Cidr,
+    GcpRegion,
+    GpuName,
+    HttpUrl,
+    ImageUuid,
+    InstanceType,
+    MachineImage,
+    PlainVariable,
+    SecretName,
+    StoreUri,
+    TokenUrl,
+)
+from provisioner.config.values import Amount, Cuda, Duration, DurationOrZero, Text, duration_text, matching, mistake
+from provisioner.model import Market
+
+T = TypeVar("T")
+Names = Annotated[tuple[T, ...], Field(strict=False)]
+"""A list of the file, kept as a tuple: pydantic's strict mode takes none behind a validator of ours."""
+
+MarketChoice = Literal["spot", "on-demand", "spot-then-on-demand"]
+
+_LIST = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+
+
+def _in_bash(value: Any) -> Any:
+    """A command in one text goes through bash, as it would at a prompt."""
+    return ["bash", "-c", value] if isinstance(value, str) and value.strip() else value
+
+
+def _word(word: str, value: Any) -> WrapValidator:
+    """Let one word stand for a value that the type itself does not have."""
+
+    def validate(given: Any, handler: Callable[[Any], Any]) -> Any:
+        return value if given == word else handler(given)
+
+    return WrapValidator(validate)
+
+
+def _empty_block(value: Any) -> Any:
+    """``- local:`` with nothing behind it is a block without settings."""
+    if isinstance(value, dict) and list(value.values()) == [None]:
+        return {name: {} for name in value}
+    return value
+
+
+class Section(BaseModel):
+    """What all sections share: unknown keys are mistakes, values are frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class JobConfig(Section):
+    """What is trained, and how it is started."""
+
+    name: Annotated[
+        str,
+        matching(
+            r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?",
+            "is not a job name",
+            "use lower-case letters, digits and -, at most 32, beginning with a letter",
+        ),
+    ] = Field(description="Names the job everywhere: in the store, in machine names and tags.", examples=["digits"])
+    image: (
+        Annotated[
+            str,
+            matching(r"[a-z0-9][A-Za-z0-9._/:@-]{0,254}", "is not an image name", "write it as repository/name:tag"),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Container image to train in, on machines with a container engine. An AutoDL machine is a "
+        "container itself and ignores it: see `primary.autodl.image_uuid`.",
+        examples=["pytorch/pytorch:2.4.0-cuda12.4-cudnn9-runtime"],
+    )
+    command: Annotated[
+        tuple[Text, ...],
+        Field(min_length=1, strict=False),
+        BeforeValidator(_in_bash),
+        WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, _LIST]}),
+    ] = Field(
+        description="The training command: one text, which bash reads, or a list of words, which nothing reads. It is "
+        "started again on every machine; `FAILOVER_RESTORED` tells it whether there is a checkpoint to go on from.",
+        examples=["python train.py"],
+    )
+    env: dict[PlainVariable, str] = Field(
+        default_factory=dict,
+        description="Variables for the command. Never secrets: these values stand in the store.",
+        examples=[{"OMP_NUM_THREADS": "4"}],
+    )
+    secrets: Names[SecretName] = Field(
+        default=(),
+        description="Names of environment variables of the controller that the command gets too. Their values stand "
+        "in no file, log, Terraform state or command line.",
+        examples=[["WANDB_API_KEY"]],
+    )
+    workdir: Text | None = Field(
+        default=None,
+        description="Directory to take along, relative to this file. It is packed into the store, and the command "
+        "runs in it.",
+        examples=["."],
+    )
+    steps: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="The last step. A command that exits with 0 before it was told to stop, and is run again.",
+        examples=[100],
+    )
+
+
+class ResourcesConfig(Section):
+    """What the job needs of a machine, at every cloud."""
+
+    gpus: Annotated[
+        tuple[GpuName, ...],
+        Field(min_length=1, strict=False),
+        _word("any", ()),
+        PlainSerializer(lambda names: list(names) or "any", when_used="json"),
+        WithJsonSchema({"anyOf": [{"const": "any"}, _LIST]}),
+    ] = Field(
+        default=(),
+        description="Cards that will do, in no order: price decides. `A100` and `V100` take either memory size; "
+        "`any` takes every card.",
+        examples=[["T4", "L4"]],
+    )
+    count: Annotated[int, Field(ge=1, le=16)] = Field(default=1, description="Cards in the one machine.")
+    min_vram_gb: Annotated[float, Field(ge=0, le=1024)] = Field(
+        default=0.0, description="Least memory of one card in GB, as the card is sold: 24 for an L4."
+    )
+    cuda: Cuda | None = Field(
+        default=None,
+        description="CUDA version that the job is built with. Cards that it cannot serve are passed over.",
+        examples=["12.4"],
+    )
+
+
+class CheckpointConfig(Section):
+    """Where checkpoints, logs and heartbeats go: the one place that every cloud must reach."""
+
+    store: StoreUri = Field(
+        description="`s3://bucket/prefix` (also for every S3-compatible service), `gs://bucket/prefix`, or "
+        "`file:///directory` when all machines are this one.",
+        examples=["s3://my-bucket/failover"],
+    )
+    endpoint: HttpUrl | None = Field(
+        default=None,
+        description="URL of an S3-compatible service; null for the cloud's own.",
+        examples=["https://s3.example.com"],
+    )
+    region: Text | None = Field(default=None, description="Region of the bucket.", examples=["us-east-1"])
+    every: Annotated[
+        Duration | None,
+        _word("auto", None),
+        PlainSerializer(lambda seconds: "auto" if seconds is None else duration_text(seconds), when_used="json"),
+        WithJsonSchema({"type": "string", "pattern": r"^(auto|(\d+d)?(\d+h)?(\d+m)?(\d+(\.\d+)?s)?)$", "minLength": 2}),
+    ] = Field(
+        default=None,
+        description="How often a checkpoint is asked for. `auto` weighs what a checkpoint costs against how often "
+        "machines are lost.",
+        examples=["10m"],
+    )
+    keep: Annotated[int, Field(ge=1, le=1000)] = Field(default=3, description="Newest checkpoints that are kept.")
+    access_key_id_env: SecretName = Field(
+        default="AWS_ACCESS_KEY_ID", description="Environment variable with the store's key id."
+    )
+    secret_access_key_env: SecretName = Field(
+        default="AWS_SECRET_ACCESS_KEY", description="Environment variable with the store's secret key."
+    )
+    session_token_env: SecretName = Field(
+        default="AWS_SESSION_TOKEN", description="Environment variable with the store's session token, if it needs one."
+    )
+
+
+class AutodlConfig(Section):
+    """AutoDL, the job's home. Its developer token is read from the environment variable `AUTODL_TOKEN`."""
+
+    mode: Literal["pro", "elastic"] = Field(
+        description="`pro`: container instance Pro, for personal accounts too. `elastic`: elastic deployment, which "
+        "needs an enterprise account."
+    )
+    regions: Names[AutodlRegion] = Field(
+        default=(),
+        description="Region codes; `[]` takes every region. Pro accepts only `westDC3` and `beijingDC2`.",
+        examples=[["westDC3", "beijingDC2"]],
+    )
+    gpus: Names[AutodlGpu] = Field(
+        default=(),
+        description="Cards at AutoDL, by name or Pro spec id; `[]` takes those of `resources.gpus` that AutoDL has.",
+        examples=[["RTX 4090D", "v-48g"]],
+    )
+    image_uuid: ImageUuid = Field(
+        description="AutoDL's image, a base image or one you saved there. Images from elsewhere cannot be used.",
+        examples=["base-image-l2t43iu6uk"],
+    )
+    wait: DurationOrZero = Field(
+        default=120.0, description="How long to ask for a card before the fallbacks are tried; `0s` asks once."
+    )
+    max_price: Amount | None = Field(
+        default=None, description="Most that the machine may cost in an hour.", examples=["5 CNY"]
+    )
+    base_url: TokenUrl = Field(default="https://api.autodl.com", description="Address of the developer API.")
+
+
+class PrimaryConfig(Section):
+    """Where the job lives when it can. Leave the section out to run on the fallbacks alone."""
+
+    autodl: AutodlConfig = Field(description="AutoDL.")
+
+
+class AwsConfig(Section):
+    """A fallback at AWS. Credentials are those of the AWS tools (environment, profile, role)."""
+
+    regions: Annotated[tuple[AwsRegion, ...], Field(min_length=1, strict=False)] = Field(
+        description="Regions to try. Every zone of each is tried.", examples=[["us-east-1"]]
+    )
+    instance_types: Names[InstanceType] = Field(
+        default=(),
+        description="Machine types; `[]` takes any with the right card and number of cards.",
+        examples=[["g4dn.xlarge", "g6.xlarge"]],
+    )
+    market: MarketChoice = Field(
+        default="spot-then-on-demand",
+        description="`spot-then-on-demand` tries a type's spot market in every zone, then the same type on demand, "
+        "and then the next dearer type.",
+    )
+    max_price: Amount | None = Field(
+        default=None,
+        description="Most that a machine may cost in an hour. AWS itself holds spot machines to it; on-demand "
+        "machines whose price the catalog does not know are passed over.",
+        examples=["1.5 USD"],
+    )
+    ami: MachineImage | None = Field(
+        default=None,
+        description="Machine image: id, name or SSM parameter; null takes AWS's Deep Learning Base image. V100 needs "
+        "one with the proprietary driver.",
+        examples=["ami-0123456789abcdef0"],
+    )
+    ssh_cidr: Cidr | None = Field(
+        default=None,
+        description="Network that may reach port 22; null opens no port. Nothing here needs SSH.",
+        examples=["203.0.113.7/32"],
+    )
+    vpc: Literal["default", "own"] = Field(default="default", description="The region's default network, or a new one.")
+    disk_gb: Annotated[int, Field(ge=8, le=16384)] = Field(default=100, description="Size of the encrypted disk in GB.")
+
+    @property
+    def markets(self) -> tuple[Market, ...]:
+        """The markets to try, in this order for one machine type."""
+        return _markets(self.market)
+
+
+class GcpConfig(Section):
+    """A fallback at Google Cloud. It is checked, and not used in this version: the plan says so."""
+
+    project: Text = Field(description="Project id.", examples=["my-project"])
+    regions: Annotated[tuple[GcpRegion, ...], Field(min_length=1, strict=False)] = Field(
+        description="Regions to try.", examples=[["us-central1"]]
+    )
+    machine_types: Names[Text] = Field(default=(), description="Machine types; `[]` takes any that fits.")
+    market: MarketChoice = Field(default="spot-then-on-demand", description="As for AWS.")
+    max_price: Amount | None = Field(default=None, description="Most that a machine may cost in an hour.")
+    disk_gb: Annotated[int, Field(ge=8, le=65536)] = Field(default=100, description="Size of the disk in GB.")
+
+    @property
+    def markets(self) -> tuple[Market, ...]:
+        """The markets to try, in this order for one machine type."""
+        return _markets(self.market)
+
+
+class LocalConfig(Section):
+    """A fallback on this machine: a process, with whatever cards are here. It has no settings."""
+
+
+class FallbackConfig(Section):
+    """One place to go. Each entry of the list names one cloud; the list is tried in its order."""
+
+    aws: AwsConfig | None = Field(default=None, description="AWS.")
+    gcp: GcpConfig | None = Field(default=None, description="Google Cloud.")
+    local: LocalConfig | None = Field(default=None, description="This machine.")
+
+    @model_validator(mode="after")
+    def _one_cloud(self) -> Self:
+        named = [name for name in ("aws", "gcp", "local") if getattr(self, name) is not None]
+        if len(named) != 1:
+            what = f"names {' and '.join(named)}" if named else "names no cloud"
+            raise mistake(f"one entry {what}", "write one of aws, gcp and local an entry, each with its own `-`")
+        return self
+
+    @property
+    def cloud(self) -> str:
+        """Name of the one cloud of this entry: ``aws``, ``gcp`` or ``local``."""
+        return "aws" if self.aws else "gcp" if self.gcp else "local"
+
+
+class PolicyConfig(Section):
+    """Limits, and how patient the controller is."""
+
+    budget: Amount | None = Field(
+        default=None,
+        description="Most that the job may cost over all clouds; it is stopped there. null is no limit.",
+        examples=["20 USD"],
+    )
+    usd_cny: Annotated[Decimal, Field(gt=0, le=1000), PlainSerializer(float, when_used="json")] = Field(
+        default=Decimal("7.1"), description="Yuan for one dollar, to compare prices and to add costs up."
+    )
+    deadline: Duration | None = Field(
+        default=None, description="The job is stopped this long after its start. null is no limit.", examples=["24h"]
+    )
+    ttl: Duration = Field(
+        default=43200.0, description="Every machine turns itself off this long after its start, whatever happens here."
+    )
+    failback: bool = Field(default=True, description="Go home to the primary when it has cards again.")
+    retry_for: DurationOrZero = Field(
+        default=86400.0,
+        description="How long to go on looking while no machine is to be had; `0s` gives up after one round.",
+    )
+    heartbeat: Duration = Field(default=5.0, description="How often a machine says that it is alive.")
+    poll: Duration = Field(default=10.0, description="How often the controller looks.")
+    lost_after: Duration = Field(
+        default=60.0, description="A machine without a sign of life for this long is taken as lost."
+    )
+    boot_timeout: Duration = Field(
+        default=900.0, description="A machine must give its first sign of life within this time."
+    )
+
+
+class Config(Section):
+    """A whole failover.yaml."""
+
+    job: JobConfig = Field(description="What is trained.")
+    resources: ResourcesConfig = Field(default_factory=ResourcesConfig, description="What it needs of a machine.")
+    checkpoint: CheckpointConfig = Field(description="Where its checkpoints go.")
+    primary: PrimaryConfig | None = Field(default=None, description="Where it lives when it can.")
+    fallback: Annotated[tuple[Annotated[FallbackConfig, BeforeValidator(_empty_block)], ...], Field(min_length=1)] = (
+        Field(description="Where it goes otherwise, in this order.")
+    )
+    policy: PolicyConfig = Field(default_factory=PolicyConfig, description="Limits and patience.")
+
+
+def _markets(choice: MarketChoice) -> tuple[Market, ...]:
+    return (Market.SPOT, Market.ON_DEMAND) if choice == "spot-then-on-demand" else (Market(choice),)

@@ -1,0 +1,99 @@
+"""Mistakes that no single field can show: values that contradict each other, this machine or the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from provisioner import catalog
+from provisioner.config.mistakes import Loc
+from provisioner.config.models import AutodlConfig, Config
+from provisioner.config.names import is_loopback
+from provisioner.config.values import duration_text, short
+
+Finding = tuple[Loc, str, str]
+"""Place, message, hint."""
+
+
+def findings(config: Config, environ: Mapping[str, str], directory: Path) -> Iterator[Finding]:
+    """Yield what is wrong with a configuration whose fields are right. ``directory`` is the one of the file."""
+    yield from _variables(config, environ)
+    yield from _workdir(config, directory)
+    yield from _reach(config, environ)
+    yield from _patience(config)
+    if config.primary is not None:
+        yield from _autodl(config, config.primary.autodl)
+
+
+def _variables(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for index, name in enumerate(config.job.secrets):
+        loc: Loc = ("job", "secrets", index)
+        if name in config.job.env:
+            yield loc, f"{name} stands under job.env too", "keep it here only, so that its value stays out of the file"
+        elif name in seen:
+            yield loc, f"{name} stands here twice", "keep one"
+        elif not environ.get(name):
+            yield loc, f"the environment variable {name} is not set", f"export {name} before you start failover"
+        seen.add(name)
+    for field in ("access_key_id_env", "secret_access_key_env", "session_token_env"):
+        name = getattr(config.checkpoint, field)
+        if field in config.checkpoint.model_fields_set and not environ.get(name):
+            advice = f"export {name} before you start failover, or leave the key out"
+            yield ("checkpoint", field), f"the environment variable {name} is not set", advice
+
+
+def _workdir(config: Config, directory: Path) -> Iterator[Finding]:
+    if config.job.workdir is None or (directory / config.job.workdir).is_dir():
+        return
+    yield ("job", "workdir"), f"there is no directory {short(config.job.workdir)}", f"paths begin at {directory}"
+
+
+def _reach(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """A directory of this machine is a store only while every machine is this one, as in the sandbox."""
+    if not config.checkpoint.store.startswith("file:"):
+        return
+    far = []
+    if config.primary is not None and not is_loopback(config.primary.autodl.base_url):
+        far.append("AutoDL")
+    if any(block.aws for block in config.fallback) and not is_loopback(environ.get("AWS_ENDPOINT_URL", "")):
+        far.append("AWS")
+    if any(block.gcp for block in config.fallback):
+        far.append("GCP")
+    if far:
+        message = f"machines at {' and '.join(far)} cannot reach a directory of this machine"
+        yield ("checkpoint", "store"), message, "write s3://bucket/prefix or gs://bucket/prefix"
+
+
+def _patience(config: Config) -> Iterator[Finding]:
+    policy = config.policy
+    if policy.lost_after < 3 * policy.heartbeat:
+        message = f"{duration_text(policy.lost_after)} is less than three heartbeats"
+        yield ("policy", "lost_after"), message, f"write at least {duration_text(3 * policy.heartbeat)}"
+    if policy.ttl <= policy.boot_timeout:
+        message = f"a machine would end after {duration_text(policy.ttl)}, before it must have started"
+        yield ("policy", "ttl"), message, f"write more than boot_timeout, {duration_text(policy.boot_timeout)}"
+    if config.checkpoint.every is not None and config.checkpoint.every >= policy.ttl:
+        message = f"no checkpoint would be made within policy.ttl, {duration_text(policy.ttl)}"
+        yield ("checkpoint", "every"), message, "write less, or auto"
+
+
+def _autodl(config: Config, autodl: AutodlConfig) -> Iterator[Finding]:
+    at: Loc = ("primary", "autodl")
+    names = autodl.gpus or config.resources.gpus
+    if not autodl.gpus and names and not any(catalog.autodl_stock_names(name) for name in names):
+        message = f"AutoDL has none of the cards of resources.gpus ({', '.join(names)})"
+        yield (*at, "gpus"), message, "name cards that it has, e.g. gpus: [RTX 4090D]"
+    if autodl.mode != "pro":
+        return
+    for index, region in enumerate(autodl.regions):
+        if region not in catalog.AUTODL_PRO_REGIONS:
+            only = " and ".join(catalog.AUTODL_PRO_REGIONS)
+            yield (*at, "regions", index), f"Pro accepts only {only}", f"remove {region}, or leave the list empty"
+    for index, name in enumerate(autodl.gpus):
+        if not catalog.autodl_pro_specs(name):
+            has = ", ".join(name for name in catalog.gpu_names() if catalog.autodl_pro_specs(name))
+            yield (*at, "gpus", index), f"Pro has no {short(name)}", f"it has {has}"
+    if config.resources.count > 4:
+        message = f"Pro machines have at most 4 cards, the job asks for {config.resources.count}"
+        yield (*at, "mode"), message, "ask for fewer under resources.count, or use elastic"
