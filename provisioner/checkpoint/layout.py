@@ -79,7 +79,7 @@ def step_of(name: str) -> int | None:
 
     None for a name that is not a finished checkpoint: hidden, still being written, or without a number at its end.
     """
-    if name.startswith((".", "tmp-", "tmp_")) or name.endswith(_UNFINISHED):
+    if is_unfinished(name):
         return None
     stem = name.split(".", 1)[0]
     match = re.search(r"\d{1,12}$", stem)
@@ -87,3 +87,8 @@ def step_of(name: str) -> int | None:
         return None
     rest = name[len(stem) :]
     return int(match[0]) if _STEP.fullmatch(match[0] + rest) else None
+
+
+def is_unfinished(name: str) -> bool:
+    """Say whether a name in the checkpoint directory is hidden or still being written."""
+    return name.startswith((".", "tmp-", "tmp_")) or name.endswith(_UNFINISHED)

@@ -1,0 +1,61 @@
+"""``python -m provisioner.node --bootstrap FILE``: run one placement of a job on this machine.
+
+Exit codes: 0 done, 75 come again elsewhere, 1 the job failed, others as in :class:`provisioner.errors.ExitCode`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from provisioner.errors import ExitCode, FailoverError
+from provisioner.node import bootstrap, rooms
+from provisioner.node.supervisor import Supervisor
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read the bootstrap file, run, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m provisioner.node", description="Run one placement of a job.")
+    parser.add_argument("--bootstrap", type=Path, required=True, help="the JSON file that says what to do")
+    parser.add_argument("--directory", type=Path, help="where to work (default: `node` beside the bootstrap file)")
+    arguments = parser.parse_args(argv)
+    try:
+        boot = bootstrap.load(arguments.bootstrap)
+        root = arguments.directory or arguments.bootstrap.resolve().parent / "node"
+        lock = rooms.occupy(root)
+        supervisor = Supervisor(boot, root, echo=_say)
+    except FailoverError as error:
+        _say(f"{error}. {error.hint}" if error.hint else str(error))
+        return int(error.exit_code)
+    except OSError as error:
+        _say(f"{error.filename}: {error.strerror}")
+        return int(ExitCode.COME_AGAIN)
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        supervisor.request_stop(f"signal {signal.Signals(number).name}")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    try:
+        return int(supervisor.run())
+    finally:
+        os.close(lock)
+
+
+def _say(line: str) -> None:
+    try:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+    except OSError:  # the console is gone, or its disk is full
+        return
+
+
+if __name__ == "__main__":
+    code = main()
+    # Threads that wait for a store that is away must not hold up the machine's end.
+    os._exit(code)

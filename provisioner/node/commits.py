@@ -1,0 +1,199 @@
+"""Commits what appears in the checkpoint directory, in the background, newest first."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioner.checkpoint import layout, retention
+from provisioner.checkpoint.layout import Position
+from provisioner.checkpoint.save import Abandoned, Commit, Saver, Unstable
+from provisioner.errors import CloudError, Fenced
+
+LOOK_S = 1.0
+"""How often the directory is read at least, in seconds; changes are noticed at once where the kernel tells them."""
+LONGEST_PAUSE_S = 30.0
+_UNSTABLE_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    path: Path
+    step: int
+    identity: tuple[int, int]
+    """Inode and time of change: an entry that was replaced is a new one."""
+
+
+class Committer:
+    """Watches one directory. ``on_commit`` and ``on_fenced`` are called in its thread.
+
+    Of several finished checkpoints the one with the highest step is saved; older ones are superseded.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        saver: Saver,
+        *,
+        keep: int,
+        protect: tuple[Position, ...],
+        on_commit: Callable[[Commit], None],
+        on_fenced: Callable[[Fenced], None],
+        report: Callable[[str], None],
+    ) -> None:
+        """Start nothing yet. ``keep`` manifests stay in the store, and those of ``protect``."""
+        self.last: Commit | None = None
+        self.busy = False
+        """A save is going on."""
+        self._directory = directory
+        self._saver = saver
+        self._keep = keep
+        self._protect = protect
+        self._on_commit = on_commit
+        self._on_fenced = on_fenced
+        self._report = report
+        self._handled: set[tuple[str, tuple[int, int]]] = set()
+        self._strange: set[str] = set()
+        self._failures = 0
+        self._unstable = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="commits", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def finish(self, timeout_s: float) -> bool:
+        """Commit what is left, for ``timeout_s`` seconds at most; False when something did not make it."""
+        self._closing.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._saver.cancel.set()
+            self._thread.join(1.0)
+            return False
+        return self._newest() is None
+
+    def abandon(self) -> None:
+        """Commit nothing more."""
+        self._saver.cancel.set()
+        self._closing.set()
+
+    def _run(self) -> None:
+        for _ in self._ticks():
+            if not self._commit_all():
+                return
+
+    def _commit_all(self) -> bool:
+        """Commit until nothing is left to do; False when this node must not write any more."""
+        while (entry := self._newest()) is not None:
+            try:
+                self.busy = True
+                self._commit(entry)
+            except Fenced as fenced:
+                self._on_fenced(fenced)
+                return False
+            except Abandoned:
+                return False
+            except Unstable as unstable:
+                self._unstable += 1
+                if self._unstable == _UNSTABLE_TRIES:
+                    self._report(f"{unstable}; it should appear by a rename, whole. Trying on")
+                time.sleep(min(1.0, 0.1 * self._unstable))
+            except CloudError as error:
+                self._failures += 1
+                if self._failures == 1:
+                    self._report(f"step {entry.step} is not committed yet: {error}. Trying on, training goes on")
+                self._pause()
+            except OSError as error:
+                self._report(f"{entry.path} cannot be read ({error.strerror}); it is passed over")
+                self._handled.add((entry.path.name, entry.identity))
+            finally:
+                self.busy = False
+        return True
+
+    def _commit(self, entry: _Entry) -> None:
+        commit = self._saver.save(entry.path, entry.step)
+        self._handled.add((entry.path.name, entry.identity))
+        self.last = commit
+        self._failures = self._unstable = 0
+        self._on_commit(commit)
+        try:
+            retention.prune(
+                self._saver.store, self._saver.job, self._keep, newest=commit.position, protect=self._protect
+            )
+        except CloudError as error:
+            self._report(f"old checkpoints are not removed yet: {error}")
+
+    def _newest(self) -> _Entry | None:
+        """Return the entry to save next; older ones than the newest commit are ticked off unsaved."""
+        best: _Entry | None = None
+        for entry in self._entries():
+            if (entry.path.name, entry.identity) in self._handled:
+                continue
+            if self.last is not None and entry.step < self.last.position.step:
+                self._handled.add((entry.path.name, entry.identity))
+                continue
+            if best is None or entry.step > best.step:
+                best = entry
+        return best
+
+    def _entries(self) -> Iterator[_Entry]:
+        try:
+            listing = list(os.scandir(self._directory))
+        except OSError:  # the trainer removed the directory: nothing to commit
+            return
+        for item in listing:
+            step = layout.step_of(item.name)
+            try:
+                if step is None or item.is_symlink():
+                    self._wonder(item.name)
+                    continue
+                info = item.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            yield _Entry(Path(item.path), step, (info.st_ino, info.st_mtime_ns))
+
+    def _wonder(self, name: str) -> None:
+        if name in self._strange or layout.is_unfinished(name):
+            return
+        self._strange.add(name)
+        self._report(f"{name} in the checkpoint directory is not uploaded: its name does not end in a step number")
+
+    def _pause(self) -> None:
+        pause = min(LONGEST_PAUSE_S, 2.0**self._failures) * random.uniform(0.7, 1.3)  # noqa: S311 - spreads retries
+        if self._closing.is_set():
+            time.sleep(min(pause, 2.0))
+        else:
+            self._closing.wait(pause)
+
+    def _ticks(self) -> Iterator[None]:
+        """Yield whenever the directory may have changed, and one last time at the end."""
+        try:
+            yield from self._kernel_ticks()
+        except (OSError, ImportError) as error:  # no inotify instance left, or no such thing here
+            self._report(f"the checkpoint directory is read every {LOOK_S:g} s ({type(error).__name__})")
+            while not self._closing.wait(LOOK_S):
+                yield
+        yield
+
+    def _kernel_ticks(self) -> Iterator[None]:
+        from watchfiles import watch
+
+        yield
+        for _ in watch(
+            self._directory,
+            watch_filter=None,
+            debounce=50,
+            step=20,
+            stop_event=self._closing,
+            rust_timeout=int(LOOK_S * 1000),
+            yield_on_timeout=True,
+            recursive=False,
+            raise_interrupt=False,
+        ):
+            yield

@@ -1,0 +1,39 @@
+"""The environment of the training command, and how long this machine may live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from provisioner.checkpoint.restore import Restored
+from provisioner.node.bootstrap import Bootstrap
+from provisioner.node.rooms import Rooms
+
+_OURS = ("FAILOVER_DEADLINE_TS", "FAILOVER_GRACE_S", "FAILOVER_HOME", "FAILOVER_NO_SHUTDOWN")
+
+
+def of_child(boot: Bootstrap, rooms: Rooms, restored: Restored | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the machine's environment, then the job's, then ours. The node's key to the store is not in it."""
+    env = {name: value for name, value in environ.items() if name not in _OURS}
+    env.setdefault("HOME", "/root")
+    env.setdefault("PYTHONUNBUFFERED", "1")  # so that a step shows when it is made
+    env.update(boot.env)
+    env.update(
+        FAILOVER_RESTORED="1" if restored else "0",
+        FAILOVER_RESTORE_PATH=str(restored.directory) if restored else "",
+        FAILOVER_CHECKPOINT_DIR=str(rooms.checkpoints),
+        FAILOVER_CHECKPOINT_EVERY_S="" if boot.every_s is None else f"{boot.every_s:g}",
+        FAILOVER_EPOCH=str(boot.epoch),
+        FAILOVER_STATUS_FILE=str(rooms.status_file),
+        FAILOVER_DONE_FILE=str(rooms.done_file),
+    )
+    return env
+
+
+def end_of_life(boot: Bootstrap, environ: Mapping[str, str], now: float) -> float | None:
+    """Return when this machine ends, in Unix seconds: the earliest of what the start script and the bootstrap say."""
+    ends = [] if boot.deadline_ts is None else [boot.deadline_ts]
+    try:
+        ends.append(float(environ["FAILOVER_DEADLINE_TS"]))
+    except (KeyError, ValueError):  # not started by our script, or its disk was full: count from now
+        ends += [] if boot.ttl_s is None else [now + boot.ttl_s]
+    return min(ends, default=None)

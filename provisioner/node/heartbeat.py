@@ -1,0 +1,134 @@
+"""The node's sign of life: one small object, rewritten no more often than once a second.
+
+Several stores allow one change of an object per second. A value that was superseded before it could be written is
+never written; a store that refuses is left alone for a growing time; nothing here makes the training wait.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from provisioner.checkpoint import layout
+from provisioner.checkpoint.store import Store
+from provisioner.errors import CloudError, Fenced
+
+SPACING_S = 1.0
+LONGEST_PAUSE_S = 30.0
+
+
+class Heartbeat:
+    """Writes ``epochs/<n>/heartbeat.json`` every ``every_s`` seconds and looks at the fence each time.
+
+    ``sample`` gives the fields that change; ``on_fenced`` is called once, then nothing more is written.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        epoch: int,
+        *,
+        every_s: float,
+        sample: Callable[[], dict[str, Any]],
+        fence: Callable[[], None],
+        on_fenced: Callable[[Fenced], None],
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Start nothing yet. ``clock`` gives Unix seconds."""
+        self.before: dict[str, Any] = {}
+        """What an earlier process of the same epoch wrote last."""
+        self._store = store
+        self._epoch = epoch
+        self._every_s = max(every_s, SPACING_S)
+        self._sample = sample
+        self._fence = fence
+        self._on_fenced = on_fenced
+        self._clock = clock
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._seq = 0
+        self._end: dict[str, Any] | None = None
+        self._failures = 0
+        self._hurry = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin, after the last number of an earlier process of this epoch."""
+        try:
+            before = json.loads(self._store.get(layout.heartbeat(self._epoch)) or b"{}")
+            self._seq = int(before.get("seq") or 0)
+            self.before = before
+        except (CloudError, ValueError, TypeError, AttributeError):
+            self.before = {}
+        self._thread.start()
+
+    def hurry(self) -> None:
+        """Ask for a heartbeat as soon as the spacing allows."""
+        self._hurry.set()
+
+    def finish(self, end: dict[str, Any], timeout_s: float) -> None:
+        """Write the last heartbeat with ``end``, trying for ``timeout_s`` seconds at most."""
+        self._end = end
+        self._closing.set()
+        self._hurry.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def stop(self) -> None:
+        """Write nothing more."""
+        self._closing.set()
+        self._end = None
+        self._hurry.set()
+
+    def _run(self) -> None:
+        while True:
+            closing = self._closing.is_set()
+            if closing and self._end is None:
+                return
+            self._hurry.clear()
+            started = self._monotonic()
+            try:
+                written = self._beat()
+            except Fenced as fenced:
+                self._on_fenced(fenced)
+                return
+            if closing and written:
+                return
+            self._wait(started)
+
+    def _beat(self) -> bool:
+        """Write once; False when the store refused. Raises Fenced."""
+        try:
+            self._fence()
+            body = {"epoch": self._epoch, "seq": self._seq + 1, "time": round(self._clock(), 3)}
+            body |= self._sample() | {"end": self._end}
+            self._store.put(layout.heartbeat(self._epoch), json.dumps(body).encode())
+        except Fenced:
+            raise
+        except CloudError:
+            self._failures += 1
+            return False
+        self._seq += 1
+        self._failures = 0
+        return True
+
+    def _wait(self, started: float) -> None:
+        if self._failures:
+            pause = min(LONGEST_PAUSE_S, SPACING_S * 2.0**self._failures)
+            pause *= random.uniform(0.7, 1.3)  # noqa: S311 - spreads retries, guards nothing
+            if self._closing.is_set():  # the last word matters: short pauses until the caller's time is up
+                self._sleep(min(pause, 4.0))
+            else:
+                self._closing.wait(pause)
+        else:
+            self._hurry.wait(self._every_s)
+        rest = SPACING_S - (self._monotonic() - started)
+        if rest > 0:
+            self._sleep(rest)

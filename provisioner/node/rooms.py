@@ -1,0 +1,92 @@
+"""The node's directories. Each start gets fresh ones: what an earlier run left is never read, uploaded or trusted."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioner.errors import FailoverError
+
+
+class Occupied(FailoverError):
+    """Another node process runs in this directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """Directories and files of one start."""
+
+    root: Path
+    """Stays over restarts: local log, event log, the record of the child."""
+    run: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the command puts finished checkpoints."""
+        return self.run / "checkpoints"
+
+    @property
+    def restored(self) -> Path:
+        """Below it stands what was restored."""
+        return self.run / "restored"
+
+    @property
+    def work(self) -> Path:
+        """The command's working directory."""
+        return self.run / "work"
+
+    @property
+    def status_file(self) -> Path:
+        """Where the command may say its step."""
+        return self.run / "status.json"
+
+    @property
+    def done_file(self) -> Path:
+        """What the command touches when it is really done."""
+        return self.run / "done"
+
+    @property
+    def child(self) -> Path:
+        """Remembers the command's process."""
+        return self.root / "child.json"
+
+    def forget_earlier(self, *, keep_last: bool) -> None:
+        """Remove what earlier runs left, but for the last one if ``keep_last``. What cannot be removed stays."""
+        earlier = [path for path in self.run.parent.iterdir() if path != self.run and path.is_dir()]
+        earlier.sort(key=lambda path: path.stat().st_mtime)
+        for path in earlier[: -1 if keep_last else None]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def prepare(root: Path, epoch: int) -> Rooms:
+    """Make the directories of this start. Raises OSError when the disk does not take them."""
+    runs = root / "runs"
+    runs.mkdir(parents=True, exist_ok=True, mode=0o700)
+    rooms = Rooms(root, Path(tempfile.mkdtemp(prefix=f"e{epoch}-", dir=runs)))
+    for path in (rooms.checkpoints, rooms.restored, rooms.work):
+        path.mkdir()
+    rooms.forget_earlier(keep_last=True)
+    return rooms
+
+
+def occupy(root: Path) -> int:
+    """Lock the directory for this process and return the lock's descriptor. A file left by a dead one is no lock.
+
+    Raises Occupied when a living process holds it.
+    """
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = root / "lock"
+    with contextlib.suppress(FileExistsError, OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a read-only file will do
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise Occupied(f"{root}: another node process runs here") from None
+    return descriptor

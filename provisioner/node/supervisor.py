@@ -1,0 +1,462 @@
+"""One placement from its start to its end: take the epoch, restore, train, commit, and say how it ended."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    sleep_using_event,
+    stop_after_delay,
+    stop_any,
+    stop_when_event_set,
+)
+from tenacity.wait import wait_exponential_jitter
+
+from provisioner.checkpoint import epochs, workdir
+from provisioner.checkpoint.restore import DiskFull, Restored, restore
+from provisioner.checkpoint.save import Abandoned, Commit, Saver
+from provisioner.checkpoint.store import Store, open_store
+from provisioner.errors import (
+    CloudError,
+    CorruptCheckpoint,
+    ExitCode,
+    Fenced,
+    JobFailed,
+    Unauthorized,
+    Unreachable,
+)
+from provisioner.node import child as processes
+from provisioner.node import ending, environment, machine, notices, rooms
+from provisioner.node.bootstrap import Bootstrap
+from provisioner.node.commits import Committer
+from provisioner.node.heartbeat import Heartbeat
+from provisioner.node.logs import Log
+from provisioner.node.progress import Progress
+from provisioner.node.verdict import Ended, Result, Verdict, judge
+from provisioner.telemetry.events import EventLog, Redactor
+
+T = TypeVar("T")
+
+START_PATIENCE_S = 300.0
+"""How long a store that does not answer is asked before the training has started, in seconds."""
+ROLE_PATIENCE_S = 90.0
+"""How long a new machine's role may stay unknown to the store, in seconds."""
+END_PATIENCE_S = 600.0
+"""How long the last commit and ``done.json`` are tried after the command has ended by itself, in seconds."""
+GRACE_S = 25.0
+"""What a SIGTERM leaves when nobody says how much, in seconds. ``FAILOVER_GRACE_S`` sets another."""
+_TICK_S = 0.5
+_SETTLE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A request to stop. ``deadline`` is on the monotonic clock."""
+
+    reason: str
+    deadline: float
+
+
+class Supervisor:
+    """Runs one placement. ``request_stop`` may be called from a signal handler or another thread."""
+
+    def __init__(
+        self,
+        boot: Bootstrap,
+        root: Path,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        echo: Callable[[str], object] = lambda _line: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Open nothing but the event log's path. ``echo`` gets the node's own lines; ``clock`` gives Unix seconds."""
+        self.boot = boot
+        self.root = root
+        self._environ = environ
+        self._clock = clock
+        self._store = self._open(timeout_s=120, retry_s=60)
+        quick = self._open(timeout_s=8, retry_s=8)  # a heartbeat that takes longer is superseded anyway
+        redact = Redactor(boot.secrets)
+        self.events = EventLog(root / "events.jsonl", redact=redact, clock=clock)
+        self.log = Log(root / "log.txt", quick, boot.epoch, redact=redact, echo=echo)
+        self.rooms = rooms.prepare(root, boot.epoch)
+        self.progress = Progress(self.rooms.status_file, clock=clock)
+        self.heartbeat = Heartbeat(
+            quick,
+            boot.epoch,
+            every_s=boot.heartbeat_s,
+            sample=self._sample,
+            fence=lambda: epochs.check(quick, boot.epoch, boot.token),
+            on_fenced=self._on_fenced,
+            clock=clock,
+        )
+        self._gpus = machine.Gpus()
+        self._messages: queue.SimpleQueue[Stop | Fenced | None] = queue.SimpleQueue()
+        self._cancel = threading.Event()
+        self._phase = "restoring"
+        self._committer: Committer | None = None
+        self._restored: Restored | None = None
+        self._watcher: notices.Watcher | None = None
+        self._ttl_end = environment.end_of_life(boot, environ, clock())
+        self._oom_kills = machine.oom_kills()
+        self._disk_told = False
+
+    def request_stop(self, reason: str, seconds: float | None = None) -> None:
+        """Ask for a last checkpoint and the end, within ``seconds``."""
+        if seconds is None:
+            seconds = float(self._environ.get("FAILOVER_GRACE_S") or GRACE_S)
+        self._cancel.set()
+        self._messages.put(Stop(reason, time.monotonic() + seconds))
+
+    def run(self) -> ExitCode:
+        """Run to the end and return the exit code of the node."""
+        try:
+            return self._run()
+        except Fenced as fenced:
+            self._note("fenced", str(fenced))
+            self.heartbeat.stop()  # the store belongs to another node now
+            return ExitCode.COME_AGAIN
+        except Abandoned:
+            stop = self._first_stop()
+            return self._finish(Verdict(Result.STOPPED, stop.reason if stop else "stopped"))
+        except DiskFull as full:
+            return self._finish(Verdict(Result.STOPPED, f"disk full: {full}"))
+        except JobFailed as failed:
+            return self._finish(Verdict(Result.FAILED, str(failed)))
+        except Unreachable as away:
+            return self._finish(Verdict(Result.STOPPED, str(away)))
+        except CloudError as refused:
+            self._finish(Verdict(Result.STOPPED, str(refused)), exit_code=refused.exit_code)
+            return refused.exit_code
+
+    def _run(self) -> ExitCode:
+        if processes.kill_orphan(self.rooms.child):
+            self._note("orphan", "killed the command that an earlier node process left running")
+        hint = self._patiently(lambda: epochs.take(self._store, self.boot.epoch, self.boot.token, socket.gethostname()))
+        self._note("owner", f"epoch {self.boot.epoch} of {self.boot.job.name} is ours" + (f"; {hint}" if hint else ""))
+        before = self._patiently(lambda: ending.read(self._store))
+        if before is not None and before.epoch == self.boot.epoch:
+            self._note("done", "this placement has ended before; nothing to do")
+            return ExitCode.DONE if before.result == Result.DONE else ExitCode.JOB_FAILED
+        self.log.start()
+        self.heartbeat.start()
+        self.progress.first_step_at = self.heartbeat.before.get("first_step_at")
+        self._watch_for_notices()
+        self._bring_in()
+        return self._train()
+
+    def _bring_in(self) -> None:
+        """Unpack the working directory and restore the newest valid checkpoint."""
+        if self.boot.workdir_key is not None:
+            key = self.boot.workdir_key
+            try:
+                self._patiently(lambda: workdir.unpack(self._store, key, self.rooms.work, report=self._say))
+            except CorruptCheckpoint as error:
+                raise JobFailed(f"the working directory cannot be used: {error}") from error
+        try:
+            self._restored = self._patiently(self._restore)
+        except DiskFull as full:
+            self._note("disk", f"{full}; removing what earlier runs left here")
+            self.rooms.forget_earlier(keep_last=False)
+            self._restored = self._patiently(self._restore)
+        if self._restored is None:
+            self._note("restored", "no checkpoint of this job in the store: training starts from nothing", step=None)
+            return
+        found = self._restored
+        self.progress.restored_step = found.position.step
+        self._note(
+            "restored",
+            f"restored step {found.position.step} of epoch {found.position.epoch} "
+            f"({found.total_bytes / 2**20:.1f} MiB in {found.seconds:.1f} s)",
+            step=found.position.step,
+            key=found.key,
+        )
+
+    def _restore(self) -> Restored | None:
+        return restore(self._store, self.boot.job, self.rooms.restored, report=self._say, cancel=self._cancel)
+
+    def _train(self) -> ExitCode:
+        if self._cancel.is_set():
+            raise Abandoned("told to stop before the command was started")
+        protect = (self._restored.position,) if self._restored else ()
+        self._committer = Committer(
+            self.rooms.checkpoints,
+            Saver(
+                self._store,
+                self.boot.job,
+                self.boot.epoch,
+                fence=lambda: epochs.check(self._store, self.boot.epoch, self.boot.token),
+                clock=self._clock,
+            ),
+            keep=self.boot.keep,
+            protect=protect,
+            on_commit=self._on_commit,
+            on_fenced=self._on_fenced,
+            report=self._say,
+        )
+        self._committer.start()
+        self._phase = "training"
+        child = processes.start(
+            self.boot.command,
+            cwd=self.rooms.work,
+            env=environment.of_child(self.boot, self.rooms, self._restored, self._environ),
+            record=self.rooms.child,
+            take=self._on_line,
+            on_end=lambda: self._messages.put(None),
+        )
+        self._note("started", f"the command runs (process {child.pid})", pid=child.pid)
+        self.heartbeat.hurry()
+        try:
+            stop = self._follow(child)
+        except BaseException:
+            self._committer.abandon()
+            child.kill()
+            child.clean_up()
+            raise
+        return self._after(child, self._committer, stop)
+
+    def _follow(self, child: processes.Child) -> Stop | None:
+        """Wait for the command's end; return the request that led to it, if one did. Raises Fenced."""
+        stop: Stop | None = None
+        kill_at = float("inf")
+        while child.poll() is None:
+            message = self._next(_TICK_S)
+            if self.progress.poll():
+                self.heartbeat.hurry()
+            self._look_at_disk()
+            if stop is None and isinstance(message := message or self._ttl(), Stop):
+                stop = message
+                kill_at = self._ask_to_end(child, stop)
+            elif isinstance(message, Stop):  # a second notice can only shorten the time
+                kill_at = min(kill_at, message.deadline - self._reserve(message.deadline - time.monotonic()))
+            if time.monotonic() >= kill_at:
+                self._note("killed", "the command did not end in time after SIGTERM; SIGKILL")
+                child.kill()
+        return stop
+
+    def _ask_to_end(self, child: processes.Child, stop: Stop) -> float:
+        """Send SIGTERM; return when to send SIGKILL, on the monotonic clock."""
+        seconds = stop.deadline - time.monotonic()
+        self._phase = "stopping"
+        self._note("stopping", f"{stop.reason}: asking the command for a last checkpoint, {seconds:.0f} s are left")
+        child.terminate()
+        self.heartbeat.hurry()
+        return stop.deadline - self._reserve(seconds)
+
+    def _reserve(self, seconds: float) -> float:
+        """Return how much of the time that is left to keep for the last upload: what the last one took, and more."""
+        last = self._committer.last.seconds if self._committer and self._committer.last else 0.0
+        return min(max(5.0, 1.5 * last), seconds / 2)
+
+    def _after(self, child: processes.Child, committer: Committer, stop: Stop | None) -> ExitCode:
+        code = child.poll() or 0
+        child.clean_up()
+        self.progress.poll()
+        ended = self._ended(code, stop)
+        if stop is None and judge(ended).result is not Result.FAILED and not ended.done_file:
+            stop = self._late_stop(ended)
+        self._phase = "saving"
+        left = (stop.deadline - time.monotonic() if stop else self._end_patience()) - 1.0
+        whole = committer.finish(max(1.0, left))
+        self._raise_fenced()
+        verdict = judge(self._ended(code, stop))
+        if not whole:
+            self._note("uncommitted", "the last checkpoint did not reach the store; an older one will be restored")
+            if verdict.result is Result.DONE:
+                verdict = Verdict(Result.STOPPED, "the last checkpoint could not be committed")
+        return self._finish(verdict, code=code)
+
+    def _ended(self, code: int, stop: Stop | None) -> Ended:
+        last = self._committer.last if self._committer else None
+        restored = self.progress.restored_step
+        return Ended(
+            code=code,
+            stop_reason=stop.reason if stop else "",
+            step=self.progress.furthest(),
+            steps=self.boot.steps,
+            done_file=self.rooms.done_file.exists(),
+            moved_on=last is not None and (restored is None or last.position.step > restored),
+            out_of_memory=machine.oom_kills() > self._oom_kills,
+            disk_full=machine.full_disk(self.rooms.run),
+        )
+
+    def _late_stop(self, ended: Ended) -> Stop | None:
+        """Give a signal or notice that ended the command a moment to reach us too, unless the work is surely done."""
+        if ended.code == 0 and ended.steps is not None and judge(ended).result is Result.DONE:
+            return None
+        if self._watcher is not None:
+            self._watcher.look()
+        end = time.monotonic() + _SETTLE_S
+        while (left := end - time.monotonic()) > 0:
+            if isinstance(message := self._next(left), Stop):
+                return message
+        return None
+
+    def _finish(self, verdict: Verdict, *, code: int | None = None, exit_code: ExitCode | None = None) -> ExitCode:
+        """Say how it ended, in this order: the log, ``done.json``, the last heartbeat."""
+        exit_code = verdict.exit_code if exit_code is None else exit_code
+        line = f"{verdict.result}: {verdict.reason}" if verdict.reason else str(verdict.result)
+        self._note("ended", line, result=verdict.result, exit_code=int(exit_code), code=code)
+        self.log.finish(5.0)
+        if verdict.result is not Result.STOPPED:
+            try:
+                self._patiently(lambda: self._write_done(verdict, code), self._end_patience())
+            except Fenced:
+                raise
+            except CloudError as error:
+                self._note("ended", f"done.json cannot be written: {error}")
+                exit_code = ExitCode.COME_AGAIN
+        self._phase = "ended"
+        self.heartbeat.finish({"reason": verdict.reason or str(verdict.result), "exit_code": int(exit_code)}, 10.0)
+        return exit_code
+
+    def _write_done(self, verdict: Verdict, code: int | None) -> None:
+        epochs.check(self._store, self.boot.epoch, self.boot.token)
+        if verdict.result is Result.FAILED:
+            self.log.keep_last_lines()
+        ending.write(
+            self._store,
+            ending.Done(
+                epoch=self.boot.epoch,
+                exit_code=int(ExitCode.JOB_FAILED if code is None else code),
+                final_step=self.progress.furthest(),
+                time=round(self._clock(), 3),
+                result=str(verdict.result),
+                reason=verdict.reason,
+            ),
+        )
+
+    def _sample(self) -> dict[str, Any]:
+        committer = self._committer
+        last = committer.last if committer else None
+        saving = self._phase == "training" and committer is not None and committer.busy
+        return {
+            "phase": "saving" if saving else self._phase,
+            "step": self.progress.step(),
+            "restored_step": self.progress.restored_step,
+            "first_step_at": self.progress.first_step_at,
+            "last_commit": {"step": last.position.step, "key": last.key, "time": last.time} if last else None,
+            "gpus": self._gpus.latest(),
+            "disk": machine.disk(self.rooms.run),
+        }
+
+    def _on_line(self, line: bytes) -> None:
+        self.log.line(line)
+        if self.progress.on_line(line):
+            self.heartbeat.hurry()
+
+    def _on_commit(self, commit: Commit) -> None:
+        self.progress.on_commit(commit.position.step)
+        self._note(
+            "committed",
+            f"step {commit.position.step} is committed ({commit.total_bytes / 2**20:.1f} MiB, "
+            f"{commit.uploaded_bytes / 2**20:.1f} MiB new, {commit.seconds:.1f} s)",
+            step=commit.position.step,
+            key=commit.key,
+            bytes=commit.total_bytes,
+            new_bytes=commit.uploaded_bytes,
+            seconds=round(commit.seconds, 3),
+        )
+        self.heartbeat.hurry()
+
+    def _on_fenced(self, fenced: Fenced) -> None:
+        self._cancel.set()
+        self._messages.put(fenced)
+
+    def _on_notice(self, notice: notices.Notice) -> None:
+        self.events.emit("notice", notice=notice.kind, deadline=notice.deadline)
+        if notice.final and notice.deadline is not None:
+            self.request_stop(f"notice: {notice.kind}", max(5.0, notice.deadline - self._clock()))
+        else:
+            self._say(f"the cloud gives notice: {notice.kind}; going on")
+
+    def _watch_for_notices(self) -> None:
+        metadata = notices.source(self.boot.cloud, self._environ)
+        if metadata is not None:
+            self._watcher = notices.Watcher(metadata, self._on_notice, report=self._say)
+            self._watcher.start()
+
+    def _next(self, timeout_s: float) -> Stop | None:
+        """Return the next request to stop. Raises Fenced."""
+        try:
+            message = self._messages.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if isinstance(message, Fenced):
+            raise message
+        return message
+
+    def _raise_fenced(self) -> None:
+        while not self._messages.empty():
+            self._next(0.01)
+
+    def _first_stop(self) -> Stop | None:
+        while not self._messages.empty():
+            if (message := self._next(0.01)) is not None:
+                return message
+        return None
+
+    def _ttl(self) -> Stop | None:
+        if self._ttl_end is None:
+            return None
+        left = self._ttl_end - self._clock()
+        reserve = min(120.0, 0.1 * (self.boot.ttl_s or 1200.0))
+        return Stop("the machine's time is up (ttl)", time.monotonic() + max(1.0, left)) if left < reserve else None
+
+    def _end_patience(self) -> float:
+        left = float("inf") if self._ttl_end is None else self._ttl_end - self._clock()
+        return max(5.0, min(END_PATIENCE_S, left))
+
+    def _look_at_disk(self) -> None:
+        if not self._disk_told and (line := machine.full_disk(self.rooms.run, machine.LOW_DISK_BYTES)):
+            self._disk_told = True
+            self._note("disk", f"{line}; the next checkpoint may not fit")
+
+    def _patiently(self, call: Callable[[], T], patience_s: float | None = None) -> T:
+        """Call again while the store does not answer; at the start (no ``patience_s``) a request to stop ends that."""
+        role_known_by = time.monotonic() + ROLE_PATIENCE_S if self.boot.credentials is None else 0.0
+
+        def is_worth_it(error: BaseException) -> bool:
+            late_role = isinstance(error, Unauthorized) and time.monotonic() < role_known_by
+            return late_role or isinstance(error, Unreachable)
+
+        starting = patience_s is None
+        interrupt = self._cancel if starting else threading.Event()
+        retrying = Retrying(
+            retry=retry_if_exception(is_worth_it),
+            stop=stop_any(stop_after_delay(patience_s or START_PATIENCE_S), stop_when_event_set(interrupt)),
+            wait=wait_exponential_jitter(initial=1, max=15),
+            sleep=sleep_using_event(interrupt),
+            reraise=True,
+        )
+        return retrying(call)
+
+    def _open(self, *, timeout_s: float, retry_s: float) -> Store:
+        boot = self.boot
+        store = open_store(
+            boot.store_uri,
+            endpoint=boot.endpoint,
+            region=boot.region,
+            credentials=boot.credentials,
+            timeout_s=timeout_s,
+            retry_s=retry_s,
+            environ=self._environ,
+        )
+        return store.at(boot.job.name)
+
+    def _say(self, line: str) -> None:
+        self._note("line", line)
+
+    def _note(self, kind: str, line: str, **fields: Any) -> None:
+        self.events.emit(kind, line=line, **fields)
+        self.log.say(line)
