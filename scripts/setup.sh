@@ -40,8 +40,10 @@ install_by_uv() {
   run_uv pip install --python "$venv/bin/python" --quiet --require-hashes --compile-bytecode "${requirements[@]}"
 }
 
+# The files name every distribution, so nothing is left to resolve; pip's resolver would refuse to look up an extra
+# (`google-api-core[grpc]`) in them.
 install_by_pip() {
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes "${requirements[@]}"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes "${requirements[@]}" >&2
 }
 
 works() { [ -x "$venv/bin/python" ] && "$venv/bin/python" -c '' >/dev/null 2>&1; }
