@@ -54,7 +54,7 @@ class _Lines:
             self._on_line(line.decode("utf-8", errors="replace"))
 
 
-def run(  # noqa: PLR0913 - each is one property of a run
+def run(
     argv: Sequence[str],
     *,
     cwd: Path,
@@ -73,7 +73,7 @@ def run(  # noqa: PLR0913 - each is one property of a run
     """
     stdout, stderr = log.with_suffix(".out"), log.with_suffix(".err")
     with _fresh(stdout) as out, _fresh(stderr) as err, stdout.open("rb") as reader:
-        process = subprocess.Popen(  # noqa: S603 - argv is a list, built by us
+        process = subprocess.Popen(
             list(argv),
             cwd=cwd,
             env=dict(env),

@@ -127,7 +127,7 @@ class Runner:
         self.apply(plan, Allow.DESTROY)
 
     def state(self) -> dict[str, str]:
-        """Return the things that the state file knows: address to id. Reads the file; asks neither Terraform nor cloud."""
+        """Return what the state file knows, address to id. Asks neither Terraform nor the cloud."""
         path = self.directory / "terraform.tfstate"
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
