@@ -1,0 +1,122 @@
+"""``failover plan``: where the job would run, and why. Only the rendering; the plan comes from a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from provisioner.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from provisioner.planner import PassedOver, Plan, Ranked
+
+Source = Callable[[Path], "Plan"]
+"""Makes the plan of a failover.yaml."""
+
+
+def plan_command(source: Source) -> click.Command:
+    """Return the command, with plans from ``source``."""
+
+    @click.command("plan")
+    @click.argument("file", type=click.Path(path_type=Path), default=Path("failover.yaml"))
+    @click.option("--json", "as_json", is_flag=True, help="Print the whole plan as JSON.")
+    def command(file: Path, as_json: bool) -> None:  # noqa: FBT001 - click's signature
+        """Show where the job of FILE (failover.yaml) would run, best first, and why not elsewhere."""
+        render_plan(source(file), as_json=as_json)
+
+    return command
+
+
+def from_catalog(file: Path) -> Plan:
+    """Plan from the packaged catalog alone: no account, no network. AutoDL's stock is not asked."""
+    from provisioner import planner
+    from provisioner.config import load
+
+    config = load(file)
+    passed_over = planner.absent(config)
+    if config.primary is not None:
+        passed_over.insert(0, planner.PassedOver("primary.autodl", "its stock was not asked"))
+    return planner.plan(config, planner.catalog_offers(config), passed_over=passed_over)
+
+
+plan = plan_command(from_catalog)
+
+
+def render_plan(plan: Plan, *, as_json: bool) -> None:
+    """Print a plan on stdout: as a table with the zones of one machine type in one row, or as JSON in full."""
+    if as_json:
+        print_json(plan_json(plan))
+        return
+    columns = ("try", "place", "machine", "GPU", "market", "region", "zones", "at most an hour", "why")
+    print_table(columns, list(_rows(plan.ranked)))
+    if not plan.ranked:
+        click.echo("nothing to try: see what was passed over, and why", err=True)
+    if plan.passed_over:
+        click.echo()
+        print_table(("passed over", "why"), list(_passed_rows(plan.passed_over)))
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Return a plan as plain values."""
+    from provisioner.planner import money_json, offer_json
+
+    return {
+        "ranked": [
+            {
+                "rank": number,
+                "place": one.block,
+                **offer_json(one.offer),
+                "at_most": money_json(one.at_most),
+                "reason": one.reason,
+            }
+            for number, one in enumerate(plan.ranked, 1)
+        ],
+        "passed_over": [
+            {
+                "subject": one.subject,
+                "reason": one.reason,
+                "offer": None if one.offer is None else offer_json(one.offer),
+            }
+            for one in plan.passed_over
+        ],
+    }
+
+
+def _rows(ranked: Sequence[Ranked]) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each run of tries that differ in their zone only."""
+
+    def same(numbered: tuple[int, Ranked]) -> tuple[object, ...]:
+        one = numbered[1]
+        return (one.block, one.offer.instance_type, one.offer.market, one.offer.region, one.reason)
+
+    for _, group in groupby(enumerate(ranked, 1), key=same):
+        run = list(group)
+        (first, one), last = run[0], run[-1][0]
+        offer = one.offer
+        zones = " ".join(_zone(offer.region, numbered[1].offer.zone) for numbered in run)
+        tries = str(first) if first == last else f"{first}-{last}"
+        gpu = f"{offer.gpu.count} x {offer.gpu.name}"
+        place = (tries, one.block, offer.instance_type, gpu, offer.market, offer.region)
+        yield (*place, zones, one.at_most or "unknown", one.reason)
+
+
+def _passed_rows(passed_over: Sequence[PassedOver]) -> Iterator[tuple[str, str]]:
+    """Yield a row for each machine type, market and reason; the zones that share it are counted."""
+    rows: dict[tuple[str, str], int] = {}
+    for one in passed_over:
+        subject = one.subject
+        if one.offer is not None:
+            offer = one.offer
+            subject = "/".join(part for part in (offer.cloud, offer.region, offer.instance_type, offer.market) if part)
+        rows[subject, one.reason] = rows.get((subject, one.reason), 0) + (1 if one.offer is not None else 0)
+    for (subject, reason), zones in rows.items():
+        yield (f"{subject} ({zones} zones)" if zones > 1 else subject, reason)
+
+
+def _zone(region: str, zone: str) -> str:
+    """Shorten ``us-east-1a`` to ``a`` beside its region."""
+    return zone.removeprefix(region) or zone
