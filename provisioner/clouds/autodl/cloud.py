@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import ClassVar
 
-from provisioner.clouds.autodl import catalog
+from provisioner.clouds.autodl import cards
 from provisioner.clouds.autodl.client import AutodlClient
 from provisioner.clouds.autodl.elastic_machines import ElasticMachines
 from provisioner.clouds.autodl.errors import Doubtful, Refused, failure_of
@@ -88,7 +88,7 @@ class AutodlCloud:
     def offers(self, request: Request) -> Sequence[Offer]:
         """List what fits. Elastic tells idle cards (0: sold out); Pro tells none, since no number predicts it.
 
-        Prices are the last ones seen in public (``catalog.PRICES_SEEN``): AutoDL tells none before a machine runs.
+        Prices are the last ones seen in public (``cards.PRICES_SEEN``): AutoDL tells none before a machine runs.
         """
         return self.survey(request)[0]
 
@@ -119,7 +119,7 @@ class AutodlCloud:
 
     def _create(self, machines: Machines, name: str, offer: Offer, launch: Launch) -> str | Failure:
         """Make the machine. An answer that does not say what happened is followed by two looks for its name."""
-        image = self._config.image_uuid or catalog.DEFAULT_IMAGE
+        image = self._config.image_uuid or cards.DEFAULT_IMAGE
         try:
             return machines.create(name, offer, start_command(launch.user_data), image)
         except Doubtful as error:

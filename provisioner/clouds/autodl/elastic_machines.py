@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from provisioner.clouds.autodl import catalog
+from provisioner.clouds.autodl import cards
 from provisioner.clouds.autodl.client import AutodlClient
 from provisioner.clouds.autodl.elastic_api import Template
 from provisioner.clouds.autodl.errors import Doubtful, NotFound, Refused, RefusedAccess, not_entitled, refusal
@@ -58,36 +58,38 @@ class ElasticMachines:
         made: list[Offer] = []
         passed: list[Passed] = []
         named = self._named()
-        wanted = named or catalog.stock_names(request.gpus)
-        for region in self._settings.regions or tuple(catalog.REGIONS):
+        wanted = named or cards.stock_names(request.gpus)
+        if request.gpus and not wanted:
+            return [], [Passed(" or ".join(request.gpus), "AutoDL has no such card")]
+        for region in self._settings.regions or tuple(cards.REGION_NAMES):
             stock = self._client.gpu_stock(
                 region, gpu_names=wanted, cuda=request.cuda, max_price=self._settings.max_price
             )
             if not stock:
-                known = region in catalog.REGIONS
+                known = region in cards.REGION_NAMES
                 passed.append(Passed(region, "no such card here" if known else "AutoDL knows no such region"))
-            for card, cards in stock.items():
-                if not catalog.is_card(card) or (wanted and card not in wanted) or (request.gpus and not wanted):
+            for card, count in stock.items():
+                if not cards.is_card(card) or (wanted and card not in wanted):
                     continue
                 reason = self._reason_against(card, request, named=card in named)
                 if reason:
                     passed.append(Passed(f"{region} {card}", reason))
                 else:
-                    made.append(self._offer(card, region, request.count, cards.idle))
+                    made.append(self._offer(card, region, request.count, count.idle))
         return made, passed
 
     def _named(self) -> tuple[str, ...]:
         """Return the exact names that the configuration means; what our table lacks is kept as it is."""
         return tuple(
-            dict.fromkeys(card for name in self._settings.gpus for card in catalog.stock_names([name]) or (name,))
+            dict.fromkeys(card for name in self._settings.gpus for card in cards.stock_names([name]) or (name,))
         )
 
     def _reason_against(self, card: str, request: Request, *, named: bool) -> str:
-        if not fits(catalog.vram_gb(card), request, named=named):
-            return f"{catalog.vram_gb(card):g} GB of memory are less than {request.min_vram_gb:g} GB"
-        limit, price = self._settings.max_price, catalog.price(card, request.count)
+        if not fits(cards.vram_gb(card), request, named=named):
+            return f"{cards.vram_gb(card):g} GB of memory are less than {request.min_vram_gb:g} GB"
+        limit, price = self._settings.max_price, cards.price(card, request.count)
         if limit is not None and price is not None and price.amount > limit.amount:
-            return f"{price} an hour (seen {catalog.PRICES_SEEN}) is more than max_price {limit}"
+            return f"{price} an hour (seen {cards.PRICES_SEEN}) is more than max_price {limit}"
         return ""
 
     @staticmethod
@@ -97,9 +99,9 @@ class ElasticMachines:
             region=region,
             zone="",
             instance_type=card,
-            gpu=Gpu(card, count, catalog.vram_gb(card)),
+            gpu=Gpu(card, count, cards.vram_gb(card)),
             market=Market.ON_DEMAND,
-            price_per_hour=catalog.price(card, count),
+            price_per_hour=cards.price(card, count),
             available=idle,
         )
 
@@ -213,11 +215,11 @@ def _as_owned(item: Deployment) -> Owned | None:
     return Owned(
         cloud="autodl",
         region=item.regions[0] if len(item.regions) == 1 else "",
-        kind="deployment",
+        kind="machine",
         id=item.id,
         state=item.status,
         job=tags.job.name,
         epoch=tags.epoch,
         token=tags.token,
-        price_per_hour=catalog.price(item.gpu_names[0], item.gpu_count or 1) if len(item.gpu_names) == 1 else None,
+        price_per_hour=cards.price(item.gpu_names[0], item.gpu_count or 1) if len(item.gpu_names) == 1 else None,
     )

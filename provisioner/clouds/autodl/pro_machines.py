@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from provisioner.clouds.autodl import catalog
+from provisioner.clouds.autodl import cards
 from provisioner.clouds.autodl.client import AutodlClient
 from provisioner.clouds.autodl.errors import Doubtful, NotFound, Refused
 from provisioner.clouds.autodl.machines import AutodlSettings, Clock, Passed, Patience, Sleep, fits, still_there
@@ -51,8 +51,8 @@ class ProMachines:
     def offers(self, request: Request) -> tuple[list[Offer], list[Passed]]:
         """List one offer per spec and region. No free cards are told: the stock of the API is not Pro's."""
         made: list[Offer] = []
-        regions = [region for region in self._settings.regions if region in catalog.PRO_REGIONS]
-        reason = f"Pro takes only {' and '.join(catalog.PRO_REGIONS)}"
+        regions = [region for region in self._settings.regions if region in cards.PRO_REGIONS]
+        reason = f"Pro takes only {' and '.join(cards.PRO_REGIONS)}"
         passed = [Passed(region, reason) for region in self._settings.regions if region not in regions]
         if self._settings.regions and not regions:
             return [], passed
@@ -68,48 +68,48 @@ class ProMachines:
 
     def _specs(self, request: Request) -> tuple[list[str], list[Passed]]:
         """Return the spec ids that the configuration names, or those of the cards that the job names, or all."""
-        spec_of = {card: spec for spec, card in catalog.SPECS.items()}
+        spec_of = {card: spec for spec, card in cards.pro_specs().items()}
         if not self._settings.gpus:
-            wanted = catalog.stock_names(request.gpus)
+            wanted = cards.stock_names(request.gpus)
             passed = [Passed(name, "no Pro machine has it") for name in wanted if name not in spec_of]
-            return [spec for spec, card in catalog.SPECS.items() if not request.gpus or card in wanted], passed
+            return [spec for spec, card in cards.pro_specs().items() if not request.gpus or card in wanted], passed
         specs: dict[str, None] = {}
         passed = []
         for name in self._settings.gpus:
-            cards = catalog.stock_names([name])
-            found = [spec_of[card] for card in cards if card in spec_of]
-            if cards and not found:
+            known = cards.stock_names([name])
+            found = [spec_of[card] for card in known if card in spec_of]
+            if known and not found:
                 passed.append(Passed(name, "no Pro machine has it"))
             # AutoDL lists its specs nowhere: a name that our table lacks is taken for a new spec id.
-            specs.update(dict.fromkeys(found if cards else [name]))
+            specs.update(dict.fromkeys(found if known else [name]))
         return list(specs), passed
 
     def _reason_against(self, spec: str, request: Request) -> str:
-        card = catalog.SPECS.get(spec, spec)
+        card = cards.pro_specs().get(spec, spec)
         if not 1 <= request.count <= _MOST_CARDS:
             return f"a Pro machine has 1 to {_MOST_CARDS} cards, not {request.count}"
-        if not fits(catalog.vram_gb(card), request, named=bool(self._settings.gpus)):
-            return f"{catalog.vram_gb(card):g} GB of memory are less than {request.min_vram_gb:g} GB"
+        if not fits(cards.vram_gb(card), request, named=bool(self._settings.gpus)):
+            return f"{cards.vram_gb(card):g} GB of memory are less than {request.min_vram_gb:g} GB"
         limit = self._settings.max_price
         if limit is not None:
-            price = catalog.price(card, request.count)
+            price = cards.price(card, request.count)
             if price is None:
                 return f"its price is not known, so max_price {limit} cannot be kept"
             if price.amount > limit.amount:
-                return f"{price} an hour (seen {catalog.PRICES_SEEN}) is more than max_price {limit}"
+                return f"{price} an hour (seen {cards.PRICES_SEEN}) is more than max_price {limit}"
         return ""
 
     @staticmethod
     def _offer(spec: str, region: str, count: int) -> Offer:
-        card = catalog.SPECS.get(spec, spec)
+        card = cards.pro_specs().get(spec, spec)
         return Offer(
             cloud="autodl",
             region=region,
             zone="",
             instance_type=spec,
-            gpu=Gpu(card, count, catalog.vram_gb(card)),
+            gpu=Gpu(card, count, cards.vram_gb(card)),
             market=Market.ON_DEMAND,
-            price_per_hour=catalog.price(card, count),
+            price_per_hour=cards.price(card, count),
             available=None,
         )
 
@@ -185,7 +185,7 @@ class ProMachines:
         for item in self._client.pro.instances():
             tags = read_name(item.name)
             if tags is not None and item.name.startswith(prefix):
-                card = catalog.SPECS.get(item.spec, item.spec)
+                card = cards.pro_specs().get(item.spec, item.spec)
                 found.append(
                     Owned(
                         cloud="autodl",
@@ -196,7 +196,7 @@ class ProMachines:
                         job=tags.job.name,
                         epoch=tags.epoch,
                         token=tags.token,
-                        price_per_hour=catalog.price(card, item.gpu_count or 1),
+                        price_per_hour=cards.price(card, item.gpu_count or 1),
                     )
                 )
         return found

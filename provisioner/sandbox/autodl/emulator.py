@@ -58,14 +58,20 @@ class AutodlEmulator:
         """Set the seed stock. ``clock`` is Unix time in seconds; with one of your own call ``tick`` when it moved."""
         self.config = config or EmulatorConfig()
         self._world = World(self.config, hooks or NoMachines(), clock)
+        self._faults = Faults()
+        self._log: deque[dict[str, Any]] = deque(maxlen=_LOG_LENGTH)
+        self._numbers = itertools.count(1)
+        self._furnish()
+
+    def _furnish(self) -> None:
+        """Set everything to the seed."""
+        self._world.forget()
         self._profile: Profile = self.config.profile
         self._images = Images(self._world)
         self._hosts = Hosts(self._world)
         self._pro = ProRoom(self._world, self._images)
         self._elastic = ElasticRoom(self._world, self._hosts, self._images)
-        self._faults = Faults()
-        self._log: deque[dict[str, Any]] = deque(maxlen=_LOG_LENGTH)
-        self._numbers = itertools.count(1)
+        self._faults.clear()
         self.routes = self._make_routes()
 
     def __repr__(self) -> str:
@@ -199,6 +205,13 @@ class AutodlEmulator:
         return True
 
     # -- the control surface
+
+    def reset(self) -> None:
+        """Go back to the seed: every machine ends, stock is full, no fault waits. The request log stays."""
+        with self._world.turn():
+            for machine in sorted(self._world.running):
+                self._world.stop_machine(machine)
+            self._furnish()
 
     def add_fault(self, fault: Fault) -> None:
         """Let the next calls of a path meet a fault."""

@@ -108,6 +108,7 @@ class World:
         self._later: list[tuple[float, int, Action]] = []
         self._order = itertools.count()
         self._changed = threading.Event()
+        self.running: set[str] = set()
         self._closed = False
         self._ticker: threading.Thread | None = None
 
@@ -136,11 +137,20 @@ class World:
 
     def start_machine(self, machine: str, command: str, env: dict[str, str]) -> None:
         """Let the machine run, once the lock is free."""
+        self.running.add(machine)
         self._outbox.append(lambda: self._hooks.on_start(machine, command, env))
 
     def stop_machine(self, machine: str) -> None:
-        """End the machine's processes, once the lock is free."""
+        """End the machine's processes, once the lock is free. A machine that runs none is left alone."""
+        if machine not in self.running:
+            return
+        self.running.remove(machine)
         self._outbox.append(lambda: self._hooks.on_stop(machine))
+
+    def forget(self) -> None:
+        """Drop what was planned, and fill the wallet."""
+        self._later.clear()
+        self.wallet = Wallet(self.config, self.clock)
 
     def _run_due(self) -> None:
         while self._later and self._later[0][0] <= self.clock():
