@@ -3,12 +3,13 @@
 | request | does |
 |---|---|
 | ``GET state`` | everything: machines that run, both clouds' holdings, faults, launches, events, ``left`` |
-| ``GET faults`` / ``PUT faults`` / ``POST faults`` / ``DELETE faults`` | read, replace, put before, remove AWS's rules |
+| ``GET``, ``PUT``, ``POST``, ``DELETE`` ``faults`` | read, replace, put before, remove AWS's rules |
 | ``GET launches`` | every launch asked of AWS: type, zone, market, token, outcome |
 | ``POST take`` ``{"cloud": "aws", "id": null}`` | take a machine away, the newest by default |
 | ``POST notice`` ``{"seconds": 120, "id": null}`` | spot notice now, the machine goes after ``seconds`` |
 | ``POST stock`` ``[{"region": .., "gpu": .., "idle": ..}]`` | set AutoDL's idle cards |
-| ``POST metadata/<id>`` ``{"status": 503, "seconds": 40}`` or ``{"rebalance": true}`` | break or change a metadata endpoint |
+| ``POST metadata/<id>`` ``{"status": 503, "seconds": 40}`` | break a metadata endpoint for a while |
+| ``POST metadata/<id>`` ``{"rebalance": true}`` | recommend to move |
 | ``POST machines/<id>/reboot`` | press the reset button |
 | ``POST machines/<id>/kill`` | pull the plug behind the cloud's back |
 | ``GET machines/<id>/console`` | the console log, as text |

@@ -296,7 +296,7 @@ class AwsEmulator:
                 "Server.SpotInstanceTermination: Spot instance termination",
             )
         else:
-            self.end(instance_id, "Server.InternalError", "Server.InternalError: Host failure")
+            self.end(instance_id, "Server.ScheduledStop", "Server.ScheduledStop: Stopped due to a scheduled retirement")
 
     def interrupt(self, instance_id: str, notice_s: float = 120.0) -> None:
         """Give the spot notice, and take the machine away ``notice_s`` seconds later."""

@@ -23,7 +23,8 @@ _MESSAGES = {
     "VcpuLimitExceeded": "You have requested more vCPU capacity than your current vCPU limit of 0 allows for the "
     "instance bucket that the specified instance type belongs to.",
     "MaxSpotInstanceCountExceeded": "Max spot instance count exceeded",
-    "Unsupported": "Your requested instance type ({itype}) is not supported in your requested Availability Zone ({az}).",
+    "Unsupported": "Your requested instance type ({itype}) is not supported in your requested Availability Zone "
+    "({az}).",
     "RequestLimitExceeded": "Request limit exceeded.",
     "UnauthorizedOperation": "You are not authorized to perform this operation. User: "
     "arn:aws:iam::123456789012:user/sandbox is not authorized to perform: ec2:{action} on resource: "
@@ -39,7 +40,7 @@ STATUS = {"InsufficientInstanceCapacity": 500, "RequestLimitExceeded": 503, "Una
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as the rules see it. ``market`` is ``spot``, ``on-demand`` or empty for a call that launches nothing."""
+    """A request as the rules see it. ``market`` is ``spot``, ``on-demand`` or empty: it launches nothing."""
 
     service: str
     action: str

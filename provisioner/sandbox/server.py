@@ -6,44 +6,21 @@ Whatever it starts dies with it: machines hold a pipe to this process and end wh
 from __future__ import annotations
 
 import json
-import logging
 import os
 import secrets
 import threading
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from provisioner.sandbox.autodl.box import Box, open_box
 from provisioner.sandbox.control import Control
 from provisioner.sandbox.ec2 import AwsEmulator
 from provisioner.sandbox.machines import Machines
 from provisioner.sandbox.scenario import Scenario, Stage
 
-_LOG = logging.getLogger(__name__)
 FILE = "sandbox.json"
 REGION = "us-east-1"
-
-
-class AutodlBox(Protocol):
-    """What the server needs of an AutoDL emulator that serves on a port of its own."""
-
-    url: str
-    token: str
-
-    def stop(self) -> None:
-        """Stop serving."""
-
-    def take(self, machine_id: str) -> None:
-        """Take a machine away."""
-
-    def set_stock(self, stock: list[dict[str, Any]]) -> None:
-        """Set idle cards: ``[{region, gpu, idle, total}]``; what is not named has none."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what the account holds."""
-
-    def reset(self) -> None:
-        """Forget everything."""
 
 
 class Sandbox:
@@ -57,7 +34,7 @@ class Sandbox:
         self._access_key = "AKIA" + secrets.token_hex(8).upper()
         timing = self.scenario.aws
         self.aws = AwsEmulator(self.machines, boot_s=timing.boot, end_s=timing.end, launch_key=self._access_key)
-        self.autodl: AutodlBox | None = None
+        self.autodl: Box | None = None
         self._control = Control(self)
         self._stage: Stage | None = None
         self._started_at = time.time()
@@ -66,7 +43,7 @@ class Sandbox:
         """Open the ports and return (and write, 0600) where they are. moto goes on loading behind its port."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         aws = self.aws.start()
-        self.autodl = _open_autodl(self.machines, self.directory)
+        self.autodl = open_box(self.machines, self.directory)
         control = self._control.start()
         env = {
             "AWS_ACCESS_KEY_ID": self._access_key,
@@ -76,10 +53,8 @@ class Sandbox:
             "AWS_DEFAULT_REGION": REGION,
             "AWS_EC2_METADATA_DISABLED": "true",
         }
-        ready: dict[str, Any] = {"autodl": None, "aws": aws, "control": control, "pid": os.getpid(), "env": env}
-        if self.autodl is not None:
-            ready["autodl"] = self.autodl.url
-            env["AUTODL_TOKEN"] = self.autodl.token
+        env["AUTODL_TOKEN"] = self.autodl.token
+        ready = {"autodl": self.autodl.url, "aws": aws, "control": control, "pid": os.getpid(), "env": env}
         self._started_at = time.time()
         self._stage = Stage(self, self.scenario)
         self._stage.start()
@@ -160,17 +135,6 @@ class Sandbox:
         self._started_at = time.time()
         self._stage = Stage(self, self.scenario)
         self._stage.start()
-
-
-def _open_autodl(machines: Machines, directory: Path) -> AutodlBox | None:
-    """Open the AutoDL emulator, where this installation has it."""
-    try:
-        from provisioner.sandbox.autodl.box import open_box
-    except ModuleNotFoundError:
-        _LOG.warning("no AutoDL emulator in this installation")
-        return None
-    box: AutodlBox = open_box(machines, directory)
-    return box
 
 
 def _cloud_of(machine_id: str) -> str:
