@@ -48,11 +48,13 @@ test-all: setup ## The slow tests: real Terraform, whole drills
 	@$(BIN)/pytest -n 2 -m slow -o timeout=900 $(ARGS)
 
 .PHONY: lint
-lint: lint-ruff lint-types lint-imports lint-shell lint-docker lint-checkov ## Style, types, import rules, shell, Docker, Terraform (`make -k lint`: all findings)
+lint: lint-ruff lint-format lint-types lint-imports lint-shell lint-docker lint-checkov ## Style, types, import rules, shell, Docker, Terraform (`make -k lint`: all findings)
 
-.PHONY: lint-ruff lint-types lint-imports lint-shell lint-docker lint-checkov
+.PHONY: lint-ruff lint-format lint-types lint-imports lint-shell lint-docker lint-checkov
 lint-ruff: setup
 	@$(BIN)/ruff check
+
+lint-format: setup
 	@$(BIN)/ruff format --check
 
 lint-types: setup
