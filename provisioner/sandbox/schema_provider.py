@@ -1,0 +1,224 @@
+"""A stand-in for Terraform's AWS provider, where the official one cannot be had: sandbox and chaos tests only.
+
+``stand_in.json`` holds the official schema of what our modules use, :mod:`.stand_in` does the work at the emulator.
+Terraform, modules, plans, state and imports are real; what AWS's provider does beyond that is not shown by it. It
+refuses to talk to anything but an endpoint on this machine.
+
+Run by Terraform itself: ``python -m provisioner.sandbox.schema_provider``. The protocol (go-plugin, gRPC, version 6) is
+PyPI's ``tf``; its schema layer is too narrow for nested blocks and objects, so the service here is our own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tf.gen import tfplugin_pb2 as pb
+from tf.gen import tfplugin_pb2_grpc as rpc
+from tf.types import Unknown
+from tf.utils import Diagnostics, read_dynamic_value, to_dynamic_value
+
+from provisioner.sandbox.stand_in import Api, Refused, State
+
+SCHEMA: Final = Path(__file__).with_name("stand_in.json")
+_NESTING: Final = {"single": 1, "list": 2, "set": 3, "map": 4}
+_NULL: Final = pb.DynamicValue(msgpack=b"\xc0")
+# What a change does not replace a thing for; everything else about it is fixed when it is made.
+_IN_PLACE: Final = {
+    "aws_launch_template": frozenset(
+        "description image_id key_name instance_initiated_shutdown_behavior vpc_security_group_ids iam_instance_profile "
+        "metadata_options tag_specifications block_device_mappings instance_market_options update_default_version".split()
+    ),
+    "aws_iam_role": frozenset({"assume_role_policy", "description"}),
+    "aws_iam_role_policy": frozenset({"policy"}),
+    "aws_security_group": frozenset({"ingress", "egress"}),
+}
+_COUNTERS: Final = {"aws_launch_template": ("latest_version", "default_version")}
+
+
+def _block(described: Mapping[str, Any]) -> Any:
+    """Turn a block of ``terraform providers schema -json`` into its protocol form."""
+    return pb.Schema.Block(
+        attributes=[
+            pb.Schema.Attribute(
+                name=name,
+                type=json.dumps(attribute["type"]).encode(),
+                **{flag: attribute.get(flag, False) for flag in ("required", "optional", "computed", "sensitive")},
+            )
+            for name, attribute in sorted(described["attributes"].items())
+        ],
+        block_types=[
+            pb.Schema.NestedBlock(
+                type_name=name,
+                nesting=_NESTING[nested["nesting_mode"]],
+                min_items=nested["min_items"],
+                max_items=nested["max_items"],
+                block=_block(nested["block"]),
+            )
+            for name, nested in sorted(described.get("block_types", {}).items())
+        ],
+    )
+
+
+def _schema(described: Mapping[str, Any]) -> Any:
+    return pb.Schema(version=described["version"], block=_block(described["block"]))
+
+
+def _walk(block: Mapping[str, Any], value: State, leaf: Callable[[Mapping[str, Any], Any], Any]) -> State:
+    """Rebuild a value with ``leaf`` applied to each attribute, nested blocks included."""
+    made = {name: leaf(attribute, value.get(name)) for name, attribute in block["attributes"].items()}
+    for name, nested in block.get("block_types", {}).items():
+        inner = value.get(name)
+        made[name] = inner if not isinstance(inner, list) else [_walk(nested["block"], item, leaf) for item in inner]
+    return made
+
+
+def _to_be_known(attribute: Mapping[str, Any], value: Any) -> Any:
+    """A computed attribute that nobody set is known after apply."""
+    return Unknown if value is None and attribute.get("computed") else value
+
+
+def _settled(_attribute: Mapping[str, Any], value: Any) -> Any:
+    """Nothing may stay unknown after apply."""
+    return None if value is Unknown else value
+
+
+class Servicer(rpc.ProviderServicer):  # type: ignore[misc]
+    """The provider protocol, version 6. Method names are the protocol's."""
+
+    def __init__(self, _provider: object = None) -> None:
+        """Load the schema; the cloud is configured later."""
+        self._schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+        self._api = Api()
+
+    def _resource(self, name: str) -> Mapping[str, Any]:
+        block: Mapping[str, Any] = self._schema["resource_schemas"][name]["block"]
+        return block
+
+    def GetMetadata(self, _request: Any, _context: Any) -> Any:  # noqa: N802
+        """Say that the schema need not be asked for again."""
+        capabilities = pb.ServerCapabilities(get_provider_schema_optional=True)
+        return pb.GetMetadata.Response(server_capabilities=capabilities)
+
+    def GetProviderSchema(self, _request: Any, _context: Any) -> Any:  # noqa: N802
+        """Return the schema of everything."""
+        return pb.GetProviderSchema.Response(
+            provider=_schema(self._schema["provider"]),
+            provider_meta=pb.Schema(block=pb.Schema.Block()),
+            resource_schemas={name: _schema(found) for name, found in self._schema["resource_schemas"].items()},
+            data_source_schemas={name: _schema(found) for name, found in self._schema["data_source_schemas"].items()},
+            server_capabilities=pb.ServerCapabilities(get_provider_schema_optional=True),
+        )
+
+    def ValidateProviderConfig(self, _request: Any, _context: Any) -> Any:  # noqa: N802
+        """Accept: Terraform has checked the types."""
+        return pb.ValidateProviderConfig.Response()
+
+    def ValidateResourceConfig(self, _request: Any, _context: Any) -> Any:  # noqa: N802
+        """Accept: Terraform has checked the types."""
+        return pb.ValidateResourceConfig.Response()
+
+    def ValidateDataResourceConfig(self, _request: Any, _context: Any) -> Any:  # noqa: N802
+        """Accept: Terraform has checked the types."""
+        return pb.ValidateDataResourceConfig.Response()
+
+    def ConfigureProvider(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        """Take the region; refuse a cloud that is not on this machine."""
+        diagnostics = Diagnostics()
+        try:
+            self._api.configure((read_dynamic_value(request.config) or {}).get("region"))
+        except Refused as error:
+            diagnostics.add_error(str(error))
+        return pb.ConfigureProvider.Response(diagnostics=diagnostics.to_pb())
+
+    def UpgradeResourceState(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        """Return the state as it is."""
+        return pb.UpgradeResourceState.Response(upgraded_state=to_dynamic_value(json.loads(request.raw_state.json)))
+
+    def ImportResourceState(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        """Start from nothing but the id; Terraform reads the rest."""
+        state = {**_walk(self._resource(request.type_name), {}, lambda _a, _v: None), "id": request.id}
+        for name, nested in self._resource(request.type_name).get("block_types", {}).items():
+            state[name] = [] if nested["nesting_mode"] in {"list", "set"} else None
+        imported = pb.ImportResourceState.ImportedResource(type_name=request.type_name, state=to_dynamic_value(state))
+        return pb.ImportResourceState.Response(imported_resources=[imported])
+
+    def ReadResource(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        """Look the thing up; gone is null."""
+        diagnostics, new = Diagnostics(), request.current_state
+        try:
+            state = self._api.read(request.type_name, read_dynamic_value(request.current_state))
+            new = _NULL if state is None else to_dynamic_value(state)
+        except Refused as error:
+            diagnostics.add_error(str(error))
+        return pb.ReadResource.Response(new_state=new, diagnostics=diagnostics.to_pb())
+
+    def PlanResourceChange(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        """Say what will be known after apply, and what a change replaces."""
+        prior, proposed = read_dynamic_value(request.prior_state), read_dynamic_value(request.proposed_new_state)
+        if proposed is None:
+            return pb.PlanResourceChange.Response(planned_state=request.proposed_new_state)
+        block, replaced = self._resource(request.type_name), []
+        if prior is None:
+            proposed = _walk(block, proposed, _to_be_known)
+        else:
+            changed = {name for name in proposed if proposed[name] != prior.get(name)}
+            replaced = sorted(changed - _IN_PLACE.get(request.type_name, frozenset()) - {"tags"})
+            if changed:
+                proposed |= dict.fromkeys(_COUNTERS.get(request.type_name, ()), Unknown)
+        return pb.PlanResourceChange.Response(
+            planned_state=to_dynamic_value(proposed),
+            requires_replace=[
+                pb.AttributePath(steps=[pb.AttributePath.Step(attribute_name=name)]) for name in replaced
+            ],
+            legacy_type_system=True,
+        )
+
+    def ApplyResourceChange(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        """Create, update or delete."""
+        diagnostics = Diagnostics()
+        prior, planned = read_dynamic_value(request.prior_state), read_dynamic_value(request.planned_state)
+        new: Any = None if prior is None else request.prior_state
+        try:
+            if planned is None:
+                self._api.delete(request.type_name, prior)
+                new = None
+            else:
+                act = self._api.create if prior is None else self._api.update
+                new = to_dynamic_value(_walk(self._resource(request.type_name), act(request.type_name, planned), _settled))
+        except Refused as error:
+            diagnostics.add_error(str(error))
+        return pb.ApplyResourceChange.Response(
+            new_state=_NULL if new is None else new, diagnostics=diagnostics.to_pb(), legacy_type_system=True
+        )
+
+    def ReadDataSource(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        """Look something up."""
+        diagnostics, state = Diagnostics(), _NULL
+        block = self._schema["data_source_schemas"][request.type_name]["block"]
+        try:
+            found = self._api.data(request.type_name, read_dynamic_value(request.config))
+            state = to_dynamic_value(_walk(block, found, _settled))
+        except Refused as error:
+            diagnostics.add_error(str(error))
+        return pb.ReadDataSource.Response(state=state, diagnostics=diagnostics.to_pb())
+
+    def StopProvider(self, _request: Any, _context: Any) -> Any:  # noqa: N802
+        """Nothing is left half done by stopping: each call is short."""
+        return pb.StopProvider.Response()
+
+
+def main() -> None:
+    """Serve until Terraform ends the plug-in."""
+    import tf.provider
+    import tf.runner
+
+    tf.provider.ProviderServicer = Servicer
+    tf.runner.run_provider(object(), sys.argv)
+
+
+if __name__ == "__main__":
+    main()
