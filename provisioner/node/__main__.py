@@ -23,6 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m provisioner.node", description="Run one placement of a job.")
     parser.add_argument("--bootstrap", type=Path, required=True, help="the JSON file that says what to do")
     parser.add_argument("--directory", type=Path, help="where to work (default: `node` beside the bootstrap file)")
+    parser.add_argument(
+        "--give-up", metavar="REASON", help="run nothing: only say in the store why this machine cannot"
+    )
     arguments = parser.parse_args(argv)
     try:
         boot = bootstrap.load(arguments.bootstrap)
@@ -42,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     try:
-        return int(supervisor.run())
+        return int(supervisor.run() if arguments.give_up is None else supervisor.give_up(arguments.give_up))
     finally:
         os.close(lock)
 

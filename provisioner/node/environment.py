@@ -8,7 +8,10 @@ from provisioner.checkpoint.restore import Restored
 from provisioner.node.bootstrap import Bootstrap
 from provisioner.node.rooms import Rooms
 
-_OURS = ("FAILOVER_DEADLINE_TS", "FAILOVER_GRACE_S", "FAILOVER_HOME", "FAILOVER_NO_SHUTDOWN")
+_OURS = frozenset(
+    f"FAILOVER_{name}"
+    for name in ("DEADLINE_TS", "GRACE_S", "HOME", "IN_CONTAINER", "NO_SHUTDOWN", "RUN", "SANDBOX_PER_BOOT", "UNIT")
+)
 
 
 def of_child(boot: Bootstrap, rooms: Rooms, restored: Restored | None, environ: Mapping[str, str]) -> dict[str, str]:

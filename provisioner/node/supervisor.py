@@ -120,8 +120,20 @@ class Supervisor:
 
     def run(self) -> ExitCode:
         """Run to the end and return the exit code of the node."""
+        return self._to_the_end(self._run)
+
+    def give_up(self, reason: str) -> ExitCode:
+        """Take the epoch only to say why this machine cannot run the job; return the exit code of the node."""
+
+        def say_why() -> ExitCode:
+            self._own()
+            return self._finish(Verdict(Result.STOPPED, reason))
+
+        return self._to_the_end(say_why)
+
+    def _to_the_end(self, call: Callable[[], ExitCode]) -> ExitCode:
         try:
-            return self._run()
+            return call()
         except Fenced as fenced:
             self._note("fenced", str(fenced))
             self.heartbeat.stop()  # the store belongs to another node now
@@ -142,18 +154,21 @@ class Supervisor:
     def _run(self) -> ExitCode:
         if processes.kill_orphan(self.rooms.child):
             self._note("orphan", "killed the command that an earlier node process left running")
-        hint = self._patiently(lambda: epochs.take(self._store, self.boot.epoch, self.boot.token, socket.gethostname()))
-        self._note("owner", f"epoch {self.boot.epoch} of {self.boot.job.name} is ours" + (f"; {hint}" if hint else ""))
+        self._own()
         before = self._patiently(lambda: ending.read(self._store))
         if before is not None and before.epoch == self.boot.epoch:
             self._note("done", "this placement has ended before; nothing to do")
             return ExitCode.DONE if before.result == Result.DONE else ExitCode.JOB_FAILED
-        self.log.start()
-        self.heartbeat.start()
         self.progress.first_step_at = self.heartbeat.before.get("first_step_at")
         self._watch_for_notices()
         self._bring_in()
         return self._train()
+
+    def _own(self) -> None:
+        hint = self._patiently(lambda: epochs.take(self._store, self.boot.epoch, self.boot.token, socket.gethostname()))
+        self._note("owner", f"epoch {self.boot.epoch} of {self.boot.job.name} is ours" + (f"; {hint}" if hint else ""))
+        self.log.start()
+        self.heartbeat.start()
 
     def _bring_in(self) -> None:
         """Unpack the working directory and restore the newest valid checkpoint."""
