@@ -78,7 +78,7 @@ def read(content: bytes, file: str) -> Document:
     except _TooMuch as error:
         raise refuse(error.line, str(error), "a failover.yaml is a page of text: is this the right file?") from None
     except yaml.YAMLError as error:
-        raise refuse(*_why(error)) from None
+        raise refuse(*_why(error, text)) from None
     if root is None or (isinstance(root, ScalarNode) and not root.value.strip()):
         raise refuse(1, "the file is empty", "`failover init` writes one to begin with")
     if not isinstance(root, MappingNode):
@@ -141,10 +141,10 @@ def _compose(text: str) -> Node | None:
         loader.dispose()
 
 
-def _why(error: yaml.YAMLError) -> tuple[int | None, str, str]:
+def _why(error: yaml.YAMLError, text: str) -> tuple[int | None, str, str]:
     """Turn PyYAML's several lines into line, message and hint."""
     if isinstance(error, yaml.reader.ReaderError):
-        return None, f"the file holds the character #x{ord(str(error.character)[:1] or ' '):04x}", "remove it"
+        return text.count("\n", 0, error.position) + 1, f"a character of code {error.character} is not allowed in YAML", "remove it"
     if not isinstance(error, yaml.MarkedYAMLError):
         return None, f"this is not YAML: {' '.join(str(error).split())}", ""
     mark = error.problem_mark or error.context_mark

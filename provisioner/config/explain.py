@@ -10,45 +10,61 @@ from pydantic_core import ErrorDetails
 
 from provisioner.config.document import Document, dotted
 from provisioner.config.mistakes import Loc, Mistake
-from provisioner.config.names import did_you_mean
+from provisioner.config.names import closest, did_you_mean
 from provisioner.config.values import short
 
 _WANTED = {
-    "int_type": "a whole number is wanted here",
-    "float_type": "a number is wanted here",
-    "bool_type": "true or false is wanted here",
-    "tuple_type": "a list is wanted here",
-    "dict_type": "a mapping is wanted here",
-    "model_type": "a section with keys is wanted here",
-    "model_attributes_type": "a section with keys is wanted here",
-    "decimal_type": "a number is wanted here",
-    "decimal_parsing": "a number is wanted here",
-    "int_from_float": "a whole number is wanted here",
-    "finite_number": "a finite number is wanted here",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "decimal_type": "a number",
+    "decimal_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a section with keys",
+    "model_attributes_type": "a section with keys",
 }
 _HINTS = {
     "tuple_type": "write [one, two], or one line each beginning with -",
     "dict_type": "write NAME: value, one line each",
+    "model_type": "write its keys below it, indented",
 }
 _SECRET_PLACES = ("env", "secrets", "access_key_id_env", "secret_access_key_env", "session_token_env")
 
 
 def explain(errors: Iterable[ErrorDetails], document: Document, file: str, root: type[BaseModel]) -> Iterator[Mistake]:
     """Yield one mistake for each error that is not only the echo of another one."""
-    for error in errors:
-        loc: Loc = tuple(part for part in error["loc"] if part != "[key]")
+    found = [(error, _place(error["loc"], document)) for error in errors]
+    misspelt = {
+        (*loc[:-1], meant)
+        for error, loc in found
+        if error["type"] == "extra_forbidden" and (meant := closest(str(loc[-1]), _keys(loc[:-1], root)))
+    }
+    for error, loc in found:
         if error["type"] == "too_short" and error["input"]:
             continue  # pydantic counts the valid items; each invalid one has its own line
+        if error["type"] == "missing" and loc in misspelt:
+            continue  # its misspelling has a line
         message, hint = _words(error, loc, document, root)
         yield Mistake(file, document.line(loc), dotted(loc), message, hint)
+
+
+def _place(loc: Loc, document: Document) -> Loc:
+    """Drop what pydantic adds to a place and the file does not have: marks of keys, words of a command in one text."""
+    loc = tuple(part for part in loc if part != "[key]")
+    while loc[:-1] in document.scalars:
+        loc = loc[:-1]
+    return loc
 
 
 def _words(error: ErrorDetails, loc: Loc, document: Document, root: type[BaseModel]) -> tuple[str, str]:
     kind, context = error["type"], error.get("ctx", {})
     if kind == "failover":
-        return str(context["message"]), str(context["hint"])
+        return _clock_time(error, loc, document) or (str(context["message"]), str(context["hint"]))
     if kind == "missing":
-        return "this is missing", _example(loc, root)
+        return "this is missing", _example(loc, root) or f"add {loc[-1]}:"
     if kind == "extra_forbidden":
         known = _keys(loc[:-1], root)
         return "unknown key", did_you_mean(str(loc[-1]), known) or f"known keys are {', '.join(known)}"
@@ -60,7 +76,26 @@ def _words(error: ErrorDetails, loc: Loc, document: Document, root: type[BaseMod
         return "the list is empty", _example(loc, root) or "write at least one"
     if kind in {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}:
         return _out_of_range(kind, context, loc, document)
-    return _WANTED.get(kind, error["msg"].lower()), _HINTS.get(kind, "")
+    return _not_a(kind, error, loc, document)
+
+
+def _clock_time(error: ErrorDetails, loc: Loc, document: Document) -> tuple[str, str] | None:
+    """Explain ``12:00``, which YAML 1.1 reads as 720."""
+    scalar = document.scalars.get(loc)
+    if scalar is None or ":" not in scalar.text or scalar.read_as != "a number" or _is_secret(loc):
+        return None
+    return f"YAML reads {short(scalar.text)} as the number {error['input']}", "write hours and minutes: 1h30m"
+
+
+def _not_a(kind: str, error: ErrorDetails, loc: Loc, document: Document) -> tuple[str, str]:
+    wanted, scalar = _WANTED.get(kind), document.scalars.get(loc)
+    if wanted is None:
+        return error["msg"].lower(), ""
+    if scalar is None or not scalar.text or _is_secret(loc):
+        return f"{wanted} is wanted here", _HINTS.get(kind, "")
+    quoted_number = not scalar.read_as and "number" in wanted and scalar.text.replace(".", "", 1).isdigit()
+    hint = "remove the quotes" if quoted_number else _HINTS.get(kind, "")
+    return f"{short(scalar.text)} is not {wanted}", hint
 
 
 def _not_a_text(loc: Loc, document: Document) -> tuple[str, str]:

@@ -47,7 +47,7 @@ _LIST = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 
 def _in_bash(value: Any) -> Any:
     """A command in one text goes through bash, as it would at a prompt."""
-    return ["bash", "-c", value] if isinstance(value, str) and value.strip() else value
+    return ["bash", "-c", value] if isinstance(value, str) else value
 
 
 def _word(word: str, value: Any) -> WrapValidator:
@@ -150,8 +150,8 @@ class ResourcesConfig(Section):
     )
     cuda: Cuda | None = Field(
         default=None,
-        description="CUDA version that the job is built with. Cards that it cannot serve are passed over.",
-        examples=["12.4"],
+        description='CUDA version that the job is built with, in quotes: `"12.4"`. Cards that it cannot serve are '
+        "passed over.",
     )
 
 

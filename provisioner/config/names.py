@@ -21,11 +21,18 @@ _SECRET_NAMES = re.compile(
 _STORE_SCHEMES = ("s3", "gs", "file")
 
 
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return the known word that was probably meant, or nothing. Swapped letters weigh less than wrong ones."""
+    plain = {name.casefold(): name for name in known}
+    close = get_close_matches(word.casefold(), plain, n=5, cutoff=0.6)
+    swapped = [name for name in close if sorted(name) == sorted(word.casefold())]
+    return plain[(swapped or close)[0]] if close else ""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``did you mean `us-east-1`?``, or nothing when no known word is close."""
-    plain = {name.casefold(): name for name in known}
-    close = get_close_matches(word.casefold(), plain, n=1, cutoff=0.6)
-    return f"did you mean `{plain[close[0]]}`?" if close else ""
+    meant = closest(word, known)
+    return f"did you mean `{meant}`?" if meant else ""
 
 
 def is_loopback(url: str) -> bool:

@@ -46,7 +46,11 @@ def _variables(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
 def _workdir(config: Config, directory: Path) -> Iterator[Finding]:
     if config.job.workdir is None or (directory / config.job.workdir).is_dir():
         return
-    yield ("job", "workdir"), f"there is no directory {short(config.job.workdir)}", f"paths begin at {directory}"
+    yield (
+        ("job", "workdir"),
+        f"there is no directory {short(config.job.workdir)}",
+        "paths begin at the directory of this file",
+    )
 
 
 def _reach(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
