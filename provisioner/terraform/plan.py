@@ -40,10 +40,16 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A saved plan: its file, and what it changes. Reading data and doing nothing are left out."""
+    """A saved plan: its file, and what it changes. Reading data and doing nothing are left out.
+
+    ``outputs`` says whether an output changes, ``drift`` whether the cloud differs from what the state remembers: an
+    apply writes both down, even where it changes nothing.
+    """
 
     file: Path
     changes: tuple[Change, ...]
+    outputs: bool = False
+    drift: bool = False
 
     @property
     def adds(self) -> int:
@@ -67,8 +73,8 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Say whether there is nothing to do."""
-        return not self.changes
+        """Say whether an apply would do nothing, not even to the state."""
+        return not (self.changes or self.outputs or self.drift)
 
 
 _ACTIONS: Final = frozenset({"create", "update", "delete", "forget"})
@@ -93,7 +99,8 @@ def from_json(file: Path, shown: Mapping[str, Any]) -> Plan:
             raise TerraformError(message)
         if (actions & _ACTIONS) or importing:
             changes.append(Change(resource["address"], resource["type"], actions & _ACTIONS, importing))
-    return Plan(file, tuple(changes))
+    outputs = any(set(change["actions"]) - _IDLE for change in (shown.get("output_changes") or {}).values())
+    return Plan(file, tuple(changes), outputs, bool(shown.get("resource_drift")))
 
 
 def check(plan: Plan, allow: Allow) -> None:

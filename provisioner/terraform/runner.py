@@ -97,9 +97,14 @@ class Runner:
             shown.stdout.unlink(missing_ok=True)
 
     def apply(self, plan: Plan, allow: Allow) -> None:
-        """Apply a saved plan after it was checked against ``allow``. The plan file is used up."""
+        """Apply a saved plan after it was checked against ``allow``. The plan file is used up.
+
+        A plan that changes nothing is not run, except to release: what is gone has to leave the state.
+        """
         try:
             check(plan, allow)
+            if plan.empty and allow is not Allow.RELEASE:
+                return
             argv = self._argv(
                 "apply", plan.file.name, input=False, json=IsFlagged, lock_timeout=f"{self.deadlines.lock_s}s"
             )

@@ -1,42 +1,61 @@
-"""A stand-in for Terraform's AWS provider, where the official one cannot be had: sandbox and chaos tests only.
+"""The provider protocol of Terraform (go-plugin, gRPC, version 6), served with PyPI's ``tf``.
 
-``stand_in.json`` holds the official schema of what our modules use, :mod:`.stand_in` does the work at the emulator.
-Terraform, modules, plans, state and imports are real; what AWS's provider does beyond that is not shown by it. It
-refuses to talk to anything but an endpoint on this machine.
-
-Run by Terraform itself: ``python -m provisioner.sandbox.schema_provider``. The protocol (go-plugin, gRPC, version 6) is
-PyPI's ``tf``; its schema layer is too narrow for nested blocks and objects, so the service here is our own.
+Its schema layer is too narrow for nested blocks and objects, so the service here is our own. boto3 is loaded when the
+cloud is first needed: Terraform starts a provider several times a run, often for its schema alone.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import cached_property
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from tf.gen import tfplugin_pb2 as pb
 from tf.gen import tfplugin_pb2_grpc as rpc
 from tf.types import Unknown
 from tf.utils import Diagnostics, read_dynamic_value, to_dynamic_value
 
-from provisioner.sandbox.stand_in import Api, Refused, State
+from provisioner.sandbox.stand_in import Refused, State
 
-SCHEMA: Final = Path(__file__).with_name("stand_in.json")
+SCHEMA: Final = Path(__file__).with_name("schema.json")
 _NESTING: Final = {"single": 1, "list": 2, "set": 3, "map": 4}
 _NULL: Final = pb.DynamicValue(msgpack=b"\xc0")
 # What a change does not replace a thing for; everything else about it is fixed when it is made.
 _IN_PLACE: Final = {
     "aws_launch_template": frozenset(
-        "description image_id key_name instance_initiated_shutdown_behavior vpc_security_group_ids iam_instance_profile "
-        "metadata_options tag_specifications block_device_mappings instance_market_options update_default_version".split()
+        {
+            "block_device_mappings",
+            "description",
+            "iam_instance_profile",
+            "image_id",
+            "instance_initiated_shutdown_behavior",
+            "instance_market_options",
+            "key_name",
+            "metadata_options",
+            "tag_specifications",
+            "update_default_version",
+            "vpc_security_group_ids",
+        }
     ),
     "aws_iam_role": frozenset({"assume_role_policy", "description"}),
     "aws_iam_role_policy": frozenset({"policy"}),
     "aws_security_group": frozenset({"ingress", "egress"}),
 }
 _COUNTERS: Final = {"aws_launch_template": ("latest_version", "default_version")}
+
+
+def _loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _block(described: Mapping[str, Any]) -> Any:
@@ -92,7 +111,13 @@ class Servicer(rpc.ProviderServicer):  # type: ignore[misc]
     def __init__(self, _provider: object = None) -> None:
         """Load the schema; the cloud is configured later."""
         self._schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-        self._api = Api()
+        self._region: str | None = None
+
+    @cached_property
+    def _cloud(self) -> Any:
+        from provisioner.sandbox.stand_in.cloud import Cloud
+
+        return Cloud(self._region)
 
     def _resource(self, name: str) -> Mapping[str, Any]:
         block: Mapping[str, Any] = self._schema["resource_schemas"][name]["block"]
@@ -127,11 +152,10 @@ class Servicer(rpc.ProviderServicer):  # type: ignore[misc]
 
     def ConfigureProvider(self, request: Any, _context: Any) -> Any:  # noqa: N802
         """Take the region; refuse a cloud that is not on this machine."""
+        self._region = (read_dynamic_value(request.config) or {}).get("region")
         diagnostics = Diagnostics()
-        try:
-            self._api.configure((read_dynamic_value(request.config) or {}).get("region"))
-        except Refused as error:
-            diagnostics.add_error(str(error))
+        if not _loopback(os.environ.get("AWS_ENDPOINT_URL", "")):
+            diagnostics.add_error("the stand-in is for the sandbox: AWS_ENDPOINT_URL names no address of this machine")
         return pb.ConfigureProvider.Response(diagnostics=diagnostics.to_pb())
 
     def UpgradeResourceState(self, request: Any, _context: Any) -> Any:  # noqa: N802
@@ -150,7 +174,7 @@ class Servicer(rpc.ProviderServicer):  # type: ignore[misc]
         """Look the thing up; gone is null."""
         diagnostics, new = Diagnostics(), request.current_state
         try:
-            state = self._api.read(request.type_name, read_dynamic_value(request.current_state))
+            state = self._cloud.read(request.type_name, read_dynamic_value(request.current_state))
             new = _NULL if state is None else to_dynamic_value(state)
         except Refused as error:
             diagnostics.add_error(str(error))
@@ -184,11 +208,13 @@ class Servicer(rpc.ProviderServicer):  # type: ignore[misc]
         new: Any = None if prior is None else request.prior_state
         try:
             if planned is None:
-                self._api.delete(request.type_name, prior)
+                self._cloud.delete(request.type_name, prior)
                 new = None
             else:
-                act = self._api.create if prior is None else self._api.update
-                new = to_dynamic_value(_walk(self._resource(request.type_name), act(request.type_name, planned), _settled))
+                act = self._cloud.create if prior is None else self._cloud.update
+                new = to_dynamic_value(
+                    _walk(self._resource(request.type_name), act(request.type_name, planned), _settled)
+                )
         except Refused as error:
             diagnostics.add_error(str(error))
         return pb.ApplyResourceChange.Response(
@@ -200,7 +226,7 @@ class Servicer(rpc.ProviderServicer):  # type: ignore[misc]
         diagnostics, state = Diagnostics(), _NULL
         block = self._schema["data_source_schemas"][request.type_name]["block"]
         try:
-            found = self._api.data(request.type_name, read_dynamic_value(request.config))
+            found = self._cloud.data(request.type_name, read_dynamic_value(request.config))
             state = to_dynamic_value(_walk(block, found, _settled))
         except Refused as error:
             diagnostics.add_error(str(error))
@@ -218,7 +244,3 @@ def main() -> None:
 
     tf.provider.ProviderServicer = Servicer
     tf.runner.run_provider(object(), sys.argv)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from ipaddress import ip_address
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from tf.types import Unknown
 
-State = dict[str, Any]
+from provisioner.sandbox.stand_in import Refused, State
+
 _ACCOUNT: Final = "123456789012"
 _SETTLE_S: Final = 60.0
 _POLL_S: Final = 0.2
 _LIVE: Final = ("pending", "running", "shutting-down", "stopping", "stopped")
-
-
-class Refused(Exception):
-    """The cloud refused a call, or the provider refuses the cloud. The text is one sentence for the operator."""
-
-
-def _loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _missing(error: ClientError) -> bool:
@@ -86,25 +74,18 @@ def _filters(config: State) -> list[dict[str, Any]]:
     return [{"Name": each["name"], "Values": each["values"]} for each in config.get("filter") or ()]
 
 
-class Api:
+class Cloud:
     """The cloud at AWS_ENDPOINT_URL, as Terraform's provider would use it. Methods raise :class:`Refused`."""
 
-    def __init__(self) -> None:
-        """Start without a region."""
-        self._region = ""
-
-    def configure(self, region: str | None) -> None:
-        """Take the region. The endpoint comes from the environment and must be on this machine."""
-        session = boto3.Session(region_name=region)
-        endpoint = session.client("ec2", region_name=region or "us-east-1").meta.endpoint_url
-        if not _loopback(endpoint):
-            message = "the stand-in provider is for the sandbox: AWS_ENDPOINT_URL names no address of this machine"
-            raise Refused(message)
-        self._region = region or session.region_name or "us-east-1"
+    def __init__(self, region: str | None) -> None:
+        """Take the region; None means the one of the environment."""
+        self._region = region or boto3.Session().region_name or "us-east-1"
 
     def _client(self, service: str) -> Any:
         settings = Config(connect_timeout=5, read_timeout=30, retries={"total_max_attempts": 3, "mode": "standard"})
-        return boto3.Session().client(service, region_name=self._region, config=settings)
+        session: Any = boto3.Session()
+        endpoint = os.environ["AWS_ENDPOINT_URL"]
+        return session.client(service, region_name=self._region, endpoint_url=endpoint, config=settings)
 
     @cached_property
     def _ec2(self) -> Any:

@@ -1,0 +1,7 @@
+"""Terraform runs this: ``python -m provisioner.sandbox.stand_in``."""
+
+from __future__ import annotations
+
+from provisioner.sandbox.stand_in.protocol import main
+
+main()
