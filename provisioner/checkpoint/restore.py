@@ -30,6 +30,14 @@ class DiskFull(FailoverError):
     """The disk has no room for the checkpoint. The message names the disk."""
 
 
+class _DamagedChunk(CorruptCheckpoint):
+    """A chunk is there, but its bytes are wrong."""
+
+    def __init__(self, message: str, digest: str) -> None:
+        super().__init__(message)
+        self.digest = digest
+
+
 @dataclass(frozen=True, slots=True)
 class Restored:
     """A checkpoint on the disk, verified: ``directory / entry`` holds it."""
@@ -66,12 +74,14 @@ def restore(
     *,
     report: Callable[[str], None] = lambda _line: None,
     cancel: threading.Event | None = None,
+    distrust: set[str] | None = None,
     threads: int = 8,
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
 ) -> Restored | None:
     """Bring the newest valid checkpoint of the job into a fresh directory below ``directory``; None when there is none.
 
-    What does not match is passed over with a line to ``report``. Raises DiskFull, Abandoned, CloudError, OSError.
+    What does not match is passed over with a line to ``report``; the hashes of damaged chunks go into ``distrust``, for
+    the saves that follow. Raises DiskFull, Abandoned, CloudError, OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for position in committed(store):
@@ -84,6 +94,8 @@ def restore(
             _look_for_room(manifest, directory, free_bytes(directory))
             return _bring(store, manifest, directory, cancel or threading.Event(), threads)
         except CorruptCheckpoint as error:
+            if isinstance(error, _DamagedChunk) and distrust is not None:
+                distrust.add(error.digest)
             report(f"{key} is not usable ({error}); taking the next older one")
     return None
 
@@ -186,7 +198,7 @@ def _fetch(store: Store, path: Path, digest: str, offset: int, size: int) -> Non
     if data is None:
         raise CorruptCheckpoint(f"{key} is missing")
     if len(data) != size or blake3.blake3(data).hexdigest() != digest:
-        raise CorruptCheckpoint(f"{key} does not match its hash")
+        raise _DamagedChunk(f"{key} does not match its hash", digest)
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         written = 0

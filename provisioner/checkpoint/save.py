@@ -60,6 +60,8 @@ class Saver:
     threads: int = 4
     clock: Callable[[], float] = time.time
     cancel: threading.Event = field(default_factory=threading.Event)
+    distrust: frozenset[str] = frozenset()
+    """Hashes of chunks that the store holds damaged: they are uploaded again when they are needed."""
     _known: set[str] | None = field(default=None, init=False)
 
     def save(self, entry: Path, step: int) -> Commit:
@@ -112,9 +114,8 @@ class Saver:
     def _chunks_in_store(self) -> set[str]:
         if self._known is None:
             prefix = f"{layout.CHUNKS}/"
-            self._known = {
-                stored.key.removeprefix(prefix) for stored in self.store.objects(layout.CHUNKS) if stored.size
-            }
+            listed = {stored.key.removeprefix(prefix) for stored in self.store.objects(layout.CHUNKS)}
+            self._known = listed - self.distrust
         return self._known
 
     def _told_to_stop(self) -> None:

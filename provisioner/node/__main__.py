@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -59,6 +60,10 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = int(ExitCode.OUR_FAULT)
+    try:
+        code = main()
+    except Exception:  # noqa: BLE001 - the boundary: the traceback goes to the console, the exit code says whose fault
+        traceback.print_exc()
     # Threads that wait for a store that is away must not hold up the machine's end.
     os._exit(code)

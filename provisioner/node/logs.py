@@ -79,6 +79,13 @@ class Log:
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
+    def stop(self) -> None:
+        """Upload nothing more."""
+        with self._lock:
+            self._buffer.clear()
+            self._buffered = self._dropped = 0
+        self._closing.set()
+
     def keep_last_lines(self) -> None:
         """Put the last lines into the store under a key of their own. Raises CloudError."""
         self._store.put(layout.last_lines(self._epoch), b"\n".join(self.last) + b"\n")

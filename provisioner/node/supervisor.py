@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import queue
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-
-from tenacity import (
-    Retrying,
-    retry_if_exception,
-    sleep_using_event,
-    stop_after_delay,
-    stop_any,
-    stop_when_event_set,
-)
-from tenacity.wait import wait_exponential_jitter
 
 from provisioner.checkpoint import epochs, workdir
 from provisioner.checkpoint.restore import DiskFull, Restored, restore
@@ -32,7 +20,6 @@ from provisioner.errors import (
     ExitCode,
     Fenced,
     JobFailed,
-    Unauthorized,
     Unreachable,
 )
 from provisioner.node import child as processes
@@ -41,6 +28,8 @@ from provisioner.node.bootstrap import Bootstrap
 from provisioner.node.commits import Committer
 from provisioner.node.heartbeat import Heartbeat
 from provisioner.node.logs import Log
+from provisioner.node.mailbox import Mailbox, Stop
+from provisioner.node.patience import patiently
 from provisioner.node.progress import Progress
 from provisioner.node.verdict import Ended, Result, Verdict, judge
 from provisioner.telemetry.events import EventLog, Redactor
@@ -49,22 +38,12 @@ T = TypeVar("T")
 
 START_PATIENCE_S = 300.0
 """How long a store that does not answer is asked before the training has started, in seconds."""
-ROLE_PATIENCE_S = 90.0
-"""How long a new machine's role may stay unknown to the store, in seconds."""
 END_PATIENCE_S = 600.0
 """How long the last commit and ``done.json`` are tried after the command has ended by itself, in seconds."""
 GRACE_S = 25.0
 """What a SIGTERM leaves when nobody says how much, in seconds. ``FAILOVER_GRACE_S`` sets another."""
 _TICK_S = 0.5
 _SETTLE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """A request to stop. ``deadline`` is on the monotonic clock."""
-
-    reason: str
-    deadline: float
 
 
 class Supervisor:
@@ -89,6 +68,7 @@ class Supervisor:
         redact = Redactor(boot.secrets)
         self.events = EventLog(root / "events.jsonl", redact=redact, clock=clock)
         self.log = Log(root / "log.txt", quick, boot.epoch, redact=redact, echo=echo)
+        self.mail = Mailbox()
         self.rooms = rooms.prepare(root, boot.epoch)
         self.progress = Progress(self.rooms.status_file, clock=clock)
         self.heartbeat = Heartbeat(
@@ -97,12 +77,11 @@ class Supervisor:
             every_s=boot.heartbeat_s,
             sample=self._sample,
             fence=lambda: epochs.check(quick, boot.epoch, boot.token),
-            on_fenced=self._on_fenced,
+            on_fenced=self.mail.fenced,
             clock=clock,
         )
+        self._distrust: set[str] = set()
         self._gpus = machine.Gpus()
-        self._messages: queue.SimpleQueue[Stop | Fenced | None] = queue.SimpleQueue()
-        self._cancel = threading.Event()
         self._phase = "restoring"
         self._committer: Committer | None = None
         self._restored: Restored | None = None
@@ -115,8 +94,7 @@ class Supervisor:
         """Ask for a last checkpoint and the end, within ``seconds``."""
         if seconds is None:
             seconds = float(self._environ.get("FAILOVER_GRACE_S") or GRACE_S)
-        self._cancel.set()
-        self._messages.put(Stop(reason, time.monotonic() + seconds))
+        self.mail.stop(reason, seconds)
 
     def run(self) -> ExitCode:
         """Run to the end and return the exit code of the node."""
@@ -133,23 +111,34 @@ class Supervisor:
 
     def _to_the_end(self, call: Callable[[], ExitCode]) -> ExitCode:
         try:
-            return call()
+            try:
+                return call()
+            except Abandoned:
+                stop = self.mail.first_stop()
+                return self._finish(Verdict(Result.STOPPED, stop.reason if stop else "told to stop"))
+            except JobFailed as failed:
+                return self._finish(Verdict(Result.FAILED, str(failed)))
+            except DiskFull as full:
+                return self._finish(Verdict(Result.STOPPED, f"disk full: {full}"))
+            except Unreachable as away:
+                return self._finish(Verdict(Result.STOPPED, str(away)))
+            except OSError as error:
+                return self._finish(Verdict(Result.STOPPED, self._disk_line(error)))
+            except Fenced:
+                raise
+            except CloudError as refused:
+                return self._finish(Verdict(Result.STOPPED, str(refused)), exit_code=refused.exit_code)
         except Fenced as fenced:
             self._note("fenced", str(fenced))
             self.heartbeat.stop()  # the store belongs to another node now
+            self.log.stop()
             return ExitCode.COME_AGAIN
-        except Abandoned:
-            stop = self._first_stop()
-            return self._finish(Verdict(Result.STOPPED, stop.reason if stop else "stopped"))
-        except DiskFull as full:
-            return self._finish(Verdict(Result.STOPPED, f"disk full: {full}"))
-        except JobFailed as failed:
-            return self._finish(Verdict(Result.FAILED, str(failed)))
-        except Unreachable as away:
-            return self._finish(Verdict(Result.STOPPED, str(away)))
-        except CloudError as refused:
-            self._finish(Verdict(Result.STOPPED, str(refused)), exit_code=refused.exit_code)
-            return refused.exit_code
+        except Exception as error:  # our own fault: the controller must hear of it, and the traceback must show
+            self._note("broken", f"the node itself failed: {type(error).__name__}")
+            end = {"reason": f"the node itself failed: {type(error).__name__}", "exit_code": int(ExitCode.OUR_FAULT)}
+            self.log.finish(5.0)
+            self.heartbeat.finish(end, 10.0)
+            raise
 
     def _run(self) -> ExitCode:
         if processes.kill_orphan(self.rooms.child):
@@ -198,10 +187,17 @@ class Supervisor:
         )
 
     def _restore(self) -> Restored | None:
-        return restore(self._store, self.boot.job, self.rooms.restored, report=self._say, cancel=self._cancel)
+        return restore(
+            self._store,
+            self.boot.job,
+            self.rooms.restored,
+            report=self._say,
+            cancel=self.mail.cancel,
+            distrust=self._distrust,
+        )
 
     def _train(self) -> ExitCode:
-        if self._cancel.is_set():
+        if self.mail.cancel.is_set():
             raise Abandoned("told to stop before the command was started")
         protect = (self._restored.position,) if self._restored else ()
         self._committer = Committer(
@@ -212,11 +208,12 @@ class Supervisor:
                 self.boot.epoch,
                 fence=lambda: epochs.check(self._store, self.boot.epoch, self.boot.token),
                 clock=self._clock,
+                distrust=frozenset(self._distrust),
             ),
             keep=self.boot.keep,
             protect=protect,
             on_commit=self._on_commit,
-            on_fenced=self._on_fenced,
+            on_fenced=self.mail.fenced,
             report=self._say,
         )
         self._committer.start()
@@ -227,7 +224,7 @@ class Supervisor:
             env=environment.of_child(self.boot, self.rooms, self._restored, self._environ),
             record=self.rooms.child,
             take=self._on_line,
-            on_end=lambda: self._messages.put(None),
+            on_end=self.mail.wake,
         )
         self._note("started", f"the command runs (process {child.pid})", pid=child.pid)
         self.heartbeat.hurry()
@@ -245,7 +242,7 @@ class Supervisor:
         stop: Stop | None = None
         kill_at = float("inf")
         while child.poll() is None:
-            message = self._next(_TICK_S)
+            message = self.mail.next(_TICK_S)
             if self.progress.poll():
                 self.heartbeat.hurry()
             self._look_at_disk()
@@ -253,7 +250,7 @@ class Supervisor:
                 stop = message
                 kill_at = self._ask_to_end(child, stop)
             elif isinstance(message, Stop):  # a second notice can only shorten the time
-                kill_at = min(kill_at, message.deadline - self._reserve(message.deadline - time.monotonic()))
+                kill_at = min(kill_at, message.deadline - self._reserve(message.left()))
             if time.monotonic() >= kill_at:
                 self._note("killed", "the command did not end in time after SIGTERM; SIGKILL")
                 child.kill()
@@ -261,7 +258,7 @@ class Supervisor:
 
     def _ask_to_end(self, child: processes.Child, stop: Stop) -> float:
         """Send SIGTERM; return when to send SIGKILL, on the monotonic clock."""
-        seconds = stop.deadline - time.monotonic()
+        seconds = stop.left()
         self._phase = "stopping"
         self._note("stopping", f"{stop.reason}: asking the command for a last checkpoint, {seconds:.0f} s are left")
         child.terminate()
@@ -281,9 +278,9 @@ class Supervisor:
         if stop is None and judge(ended).result is not Result.FAILED and not ended.done_file:
             stop = self._late_stop(ended)
         self._phase = "saving"
-        left = (stop.deadline - time.monotonic() if stop else self._end_patience()) - 1.0
+        left = (stop.left() if stop else self._end_patience()) - 1.0
         whole = committer.finish(max(1.0, left))
-        self._raise_fenced()
+        self.mail.first_stop()  # raises Fenced when the last commit met a newer epoch
         verdict = judge(self._ended(code, stop))
         if not whole:
             self._note("uncommitted", "the last checkpoint did not reach the store; an older one will be restored")
@@ -313,7 +310,7 @@ class Supervisor:
             self._watcher.look()
         end = time.monotonic() + _SETTLE_S
         while (left := end - time.monotonic()) > 0:
-            if isinstance(message := self._next(left), Stop):
+            if isinstance(message := self.mail.next(left), Stop):
                 return message
         return None
 
@@ -384,10 +381,6 @@ class Supervisor:
         )
         self.heartbeat.hurry()
 
-    def _on_fenced(self, fenced: Fenced) -> None:
-        self._cancel.set()
-        self._messages.put(fenced)
-
     def _on_notice(self, notice: notices.Notice) -> None:
         self.events.emit("notice", notice=notice.kind, deadline=notice.deadline)
         if notice.final and notice.deadline is not None:
@@ -401,26 +394,6 @@ class Supervisor:
             self._watcher = notices.Watcher(metadata, self._on_notice, report=self._say)
             self._watcher.start()
 
-    def _next(self, timeout_s: float) -> Stop | None:
-        """Return the next request to stop. Raises Fenced."""
-        try:
-            message = self._messages.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        if isinstance(message, Fenced):
-            raise message
-        return message
-
-    def _raise_fenced(self) -> None:
-        while not self._messages.empty():
-            self._next(0.01)
-
-    def _first_stop(self) -> Stop | None:
-        while not self._messages.empty():
-            if (message := self._next(0.01)) is not None:
-                return message
-        return None
-
     def _ttl(self) -> Stop | None:
         if self._ttl_end is None:
             return None
@@ -432,29 +405,23 @@ class Supervisor:
         left = float("inf") if self._ttl_end is None else self._ttl_end - self._clock()
         return max(5.0, min(END_PATIENCE_S, left))
 
+    def _disk_line(self, error: OSError) -> str:
+        full = machine.full_disk(self.root, machine.LOW_DISK_BYTES) if error.errno == errno.ENOSPC else ""
+        return (
+            f"disk full: {full or self.root}" if error.errno == errno.ENOSPC else f"{error.filename}: {error.strerror}"
+        )
+
     def _look_at_disk(self) -> None:
         if not self._disk_told and (line := machine.full_disk(self.rooms.run, machine.LOW_DISK_BYTES)):
             self._disk_told = True
             self._note("disk", f"{line}; the next checkpoint may not fit")
 
-    def _patiently(self, call: Callable[[], T], patience_s: float | None = None) -> T:
-        """Call again while the store does not answer; at the start (no ``patience_s``) a request to stop ends that."""
-        role_known_by = time.monotonic() + ROLE_PATIENCE_S if self.boot.credentials is None else 0.0
-
-        def is_worth_it(error: BaseException) -> bool:
-            late_role = isinstance(error, Unauthorized) and time.monotonic() < role_known_by
-            return late_role or isinstance(error, Unreachable)
-
-        starting = patience_s is None
-        interrupt = self._cancel if starting else threading.Event()
-        retrying = Retrying(
-            retry=retry_if_exception(is_worth_it),
-            stop=stop_any(stop_after_delay(patience_s or START_PATIENCE_S), stop_when_event_set(interrupt)),
-            wait=wait_exponential_jitter(initial=1, max=15),
-            sleep=sleep_using_event(interrupt),
-            reraise=True,
-        )
-        return retrying(call)
+    def _patiently(self, call: Callable[[], T], seconds: float | None = None) -> T:
+        """Ask the store with patience. At the start (no ``seconds``) a request to stop ends it."""
+        by_role = self.boot.credentials is None
+        if seconds is not None:
+            return patiently(call, seconds=seconds, cancel=None, by_role=by_role)
+        return patiently(call, seconds=START_PATIENCE_S, cancel=self.mail.cancel, by_role=by_role)
 
     def _open(self, *, timeout_s: float, retry_s: float) -> Store:
         boot = self.boot
