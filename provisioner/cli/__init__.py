@@ -99,4 +99,3 @@ def _our_fault(error: Exception) -> int:
         file.write("".join(traceback.format_exception(error)))
     click.echo(f"failover: a fault of ours: {type(error).__name__} (details: {name})", err=True)
     return int(ExitCode.OUR_FAULT)
-

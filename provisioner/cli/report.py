@@ -24,6 +24,14 @@ def print_report(report: Mapping[str, Any]) -> None:
         click.echo(f"{label:<14}{value}")
 
 
+def print_drill(report: Mapping[str, Any]) -> None:
+    """Print a drill's report: the run, what played the cloud, and what a drill cannot prove."""
+    print_report(report)
+    terraform = report["drill"]["terraform"]
+    click.echo(f"{'terraform':<14}{terraform.get('note') or '-'}")
+    click.echo(f"{'not proved':<14}{'; '.join(report['drill']['cannot_prove'])}")
+
+
 def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     cost = ", ".join(f"{amount:.4f} {name}" for name, amount in report["cost_estimate"]["by_currency"].items())
     unpriced = report["cost_estimate"]["unpriced"]
@@ -33,11 +41,18 @@ def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("restored step", _or_dash(report["restored_step"])),
         ("steps lost", str(report["steps_lost"])),
         ("recovery", "-" if report["recovery_seconds"] is None else f"{report['recovery_seconds']:.1f} s"),
-        ("cost", (cost or "-") + (f" + unknown: {', '.join(unpriced)}" if unpriced else "")),
+        (
+            "cost",
+            ("at most " if report["cost_estimate"]["upper_bound"] else "")
+            + (cost or "-")
+            + (f" + unknown: {', '.join(unpriced)}" if unpriced else ""),
+        ),
         ("left behind", "nothing" if not report["leaked"] else "; ".join(report["leaked"])),
     ]
     if "model_identical" in report:
-        figures.append(("model", "equals the uninterrupted run, bit for bit" if report["model_identical"] else "DIFFERS"))
+        figures.append(
+            ("model", "equals the uninterrupted run, bit for bit" if report["model_identical"] else "DIFFERS")
+        )
     return figures
 
 
@@ -49,7 +64,7 @@ def _placement_row(placement: Mapping[str, Any]) -> Sequence[object]:
         time.strftime("%H:%M:%S", time.localtime(placement["claimed_at"])),
         _where(placement),
         placement["market"],
-        _price(placement["price_per_hour"]),
+        _price(placement),
         f"{placement['seconds']:.0f} s",
         f"{first or 0} to {_or_dash(last)}",
         outcome,
@@ -59,15 +74,19 @@ def _placement_row(placement: Mapping[str, Any]) -> Sequence[object]:
 def _attempt_row(epoch: object, attempt: Mapping[str, Any]) -> Sequence[object]:
     outcome = f"{attempt['failure']} ({attempt['code']})" if attempt["failure"] else attempt["message"]
     at = time.strftime("%H:%M:%S", time.localtime(attempt["at"]))
-    return [epoch, at, _where(attempt), attempt["market"], _price(attempt["price_per_hour"]), "", "", outcome]
+    return [epoch, at, _where(attempt), attempt["market"], _price(attempt), "", "", outcome]
 
 
 def _where(row: Mapping[str, Any]) -> str:
     return " ".join(str(part) for part in (row["cloud"], row["zone"] or row["region"], row["instance_type"]) if part)
 
 
-def _price(price: Mapping[str, Any] | None) -> str:
-    return "unknown" if price is None else f"{price['amount']:g} {price['currency']}"
+def _price(row: Mapping[str, Any]) -> str:
+    known, bound = row["price_per_hour"], row["price_at_most"]
+    if known is None and bound is None:
+        return "unknown"
+    price = known or bound
+    return ("" if known else "at most ") + f"{price['amount']:g} {price['currency']}"
 
 
 def _or_dash(value: object) -> str:

@@ -53,11 +53,12 @@ def logs(job: str, *, epoch: int | None, follow: bool, as_json: bool) -> int:
         for event in _events(directory):
             click.echo(_line(event))
         return 0
-    from provisioner.config import load
+    from provisioner.config import parse
     from provisioner.controller.launch import open_job_store
 
     copy = directory.path / f"failover.{record.run}.yaml"
-    store = open_job_store(load(copy, environ=os.environ, base=Path(record.config_path).parent), os.environ)
+    original = Path(record.config_path)
+    store = open_job_store(parse(copy.read_bytes(), str(original), original.parent, os.environ), os.environ)
     for text in _log_text(store, epoch, follow=follow):
         click.echo(text, nl=False)
     return 0
@@ -120,7 +121,7 @@ def _log_text(store: Store, epoch: int | None, *, follow: bool) -> Iterator[str]
         done = store.exists(layout.DONE)  # before the list: the last part is written before it
         numbers = sorted(int(name) for name in store.folders(layout.EPOCHS) if name.isdigit())
         for number in numbers if epoch is None else [epoch]:
-            for part in store.list(layout.logs(number)):
+            for part in store.objects(layout.logs(number)):
                 data = None if part.key in seen else store.get(part.key)
                 seen.add(part.key)
                 if data is not None:

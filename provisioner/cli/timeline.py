@@ -31,9 +31,9 @@ def line(event: Mapping[str, object]) -> str | None:
     kind = str(event.get("kind"))
     values = {**event, "because": f": {event['reason']}" if event.get("reason") else ""}
     if kind == "asked":
-        free = event.get("free", event.get("offers"))
         problems = event.get("problems")
-        return f"{event.get('cloud')}: {free} offers" + (f"; {'; '.join(map(str, problems))}" if problems else "")
+        words = "; ".join(str(problem) for problem in problems) if isinstance(problems, list) else ""
+        return f"{event.get('cloud')}: {event.get('offers')} offers" + (f"; {words}" if words else "")
     if kind == "heartbeat":
         if event.get("first"):
             return f"epoch {event.get('epoch')}: first heartbeat"

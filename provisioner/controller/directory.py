@@ -28,6 +28,13 @@ def state_root(environ: Mapping[str, str] | None = None) -> Path:
     return Path(home) / "gpu-failover"
 
 
+def cache_root(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the folder for what can be fetched again: ``$XDG_CACHE_HOME/gpu-failover``, else below ``~/.cache``."""
+    env = os.environ if environ is None else environ
+    home = env.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return Path(home) / "gpu-failover"
+
+
 @dataclass(frozen=True, slots=True)
 class JobRecord:
     """What is remembered of a job between two starts of the controller.
@@ -60,14 +67,12 @@ class JobDirectory:
         """Name the folder; nothing is created yet."""
         self.name = name
         self.path = root / "jobs" / name
-        self.cache = root / "cache"
 
     def create(self) -> None:
         """Make the folder, readable by its owner only. Raises ConfigError where it cannot be written."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.chmod(0o700)
-            self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             message = f"state directory {self.path}: {error.strerror or error}"
             raise ConfigError(message, hint="set FAILOVER_STATE_DIR to a folder that can be written") from error

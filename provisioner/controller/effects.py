@@ -7,13 +7,24 @@ import time
 from collections.abc import Callable
 
 from provisioner import planner
+from provisioner.clouds import names
 from provisioner.clouds.base import Cloud, Request
 from provisioner.config import Config
 from provisioner.controller.directory import JobDirectory
 from provisioner.controller.flow import TAKEN_DOWN
 from provisioner.controller.launch import Launcher
 from provisioner.controller.limits import Limits
-from provisioner.controller.records import Asked, Begun, Claimed, Finished, Placement, Published, Released, Watched
+from provisioner.controller.records import (
+    Asked,
+    Begun,
+    Choice,
+    Claimed,
+    Finished,
+    Placement,
+    Published,
+    Released,
+    Watched,
+)
 from provisioner.controller.watch import Patience, Watch
 from provisioner.errors import CloudError, FailoverError, Unauthorized
 from provisioner.model import Failure, FailureKind, Gpu, JobRef, Market, Node, NodeState, Offer, Owned, Scope
@@ -86,7 +97,7 @@ class World:
             stop = self._stop(begun, past)
             refused = any(problem.kind is FailureKind.UNAUTHORIZED for problem in problems)
             if free or stop or refused or self.now() >= until:
-                self.events.emit("asked", cloud="autodl", free=len(free), problems=[p.message for p in problems])
+                self.events.emit("asked", cloud="autodl", offers=len(free), problems=[p.message for p in problems])
                 return Asked(free, self.now(), tuple(problems), stop)
             self.take_down.wait(min(self.config.policy.poll, max(0.1, until - self.now())))
 
@@ -96,21 +107,22 @@ class World:
         self.events.emit("asked", cloud="fallback", offers=len(offers), problems=[p.message for p in problems])
         return Asked(tuple(offers), self.now(), tuple(problems), self._stop(begun, past))
 
-    def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Offer]:
+    def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Choice]:
         """Order the offers with the planner."""
         memory = planner.FailureMemory()
         for claimed in claims:
             if claimed.failure is not None:
                 memory = memory.remember(claimed.failure, claimed.offer, now=claimed.at)
         plan = self.plan(asked.offers, memory=memory, now=asked.at, lost=lost)
-        return [ranked.offer for ranked in plan.ranked]
+        return [Choice(ranked.offer, ranked.at_most, ranked.reason) for ranked in plan.ranked]
 
-    def claim(self, offer: Offer, epoch: int, attempt: int, published: Published) -> Claimed:
+    def claim(self, choice: Choice, epoch: int, attempt: int, published: Published) -> Claimed:
         """Prepare the region, write the bootstrap object, get the machine."""
+        offer = choice.offer
         if self.take_down.is_set():
-            return Claimed(offer, self.now(), None, None, stop=TAKEN_DOWN)
+            return Claimed(offer, self.now(), None, None, choice.at_most, TAKEN_DOWN)
         cloud = self._cloud(offer.cloud)
-        self.events.emit("claim", epoch=epoch, offer=offer.key, price=str(offer.price_per_hour or "unknown"))
+        self.events.emit("claim", epoch=epoch, offer=offer.key, price=price_words(choice))
         try:
             _join(self._preparation)
             cloud.prepare(offer.region)
@@ -120,18 +132,18 @@ class World:
             answer = as_failure(error)
         if isinstance(answer, Failure):
             self.events.emit("refused", epoch=epoch, offer=offer.key, failure=answer.kind, code=answer.code)
-            return Claimed(offer, self.now(), None, answer)
+            return Claimed(offer, self.now(), None, answer, choice.at_most)
         self.events.emit("claimed", epoch=epoch, offer=offer.key, node=answer.id)
-        return Claimed(offer, self.now(), answer, None)
+        return Claimed(offer, self.now(), answer, None, choice.at_most)
 
-    def watch(self, node: Node, begun: Begun, past: tuple[Placement, ...]) -> Watched:
+    def watch(self, claimed: Claimed, node: Node, begun: Begun, past: tuple[Placement, ...]) -> Watched:
         """Follow the node; meanwhile let Terraform adopt it and prepare the fallbacks."""
         self._adoption = _in_background(self._adopt, node)
         if node.offer.cloud == "autodl":
             self._preparation = _in_background(self._prepare_fallbacks)
         policy = self.config.policy
         patience = Patience(policy.poll, policy.lost_after, policy.boot_timeout)
-        view = _View(self, begun, past)
+        view = _View(self, claimed, begun, past)
         watched = Watch(view, patience, self.now, self.take_down.wait).until_end(node)
         self.events.emit("ended", epoch=node.epoch, node=node.id, ending=watched.ending, reason=watched.reason)
         return watched
@@ -193,28 +205,29 @@ class World:
         return [*(["autodl"] if self.config.primary else []), *self._fallback_names()]
 
     def _fallback_names(self) -> list[str]:
-        return [block.cloud for block in self.config.fallback]
+        """Name the fallbacks of this version, each once. The plan says which blocks are passed over."""
+        return [name for name in dict.fromkeys(block.cloud for block in self.config.fallback) if name in names()]
 
     def _cloud(self, name: str) -> Cloud:
         if name not in self._clouds:
             self._clouds[name] = self._open_cloud(name)
         return self._clouds[name]
 
-    def _offers(self, names: list[str]) -> tuple[list[Offer], list[Failure]]:
+    def _offers(self, clouds: list[str]) -> tuple[list[Offer], list[Failure]]:
         offers: list[Offer] = []
         problems: list[Failure] = []
-        for name in names:
+        for name in clouds:
             try:
                 offers += self._cloud(name).offers(self.request())
             except CloudError as error:
                 problems.append(as_failure(error))
         return offers, problems
 
-    def _stop(self, begun: Begun, past: tuple[Placement, ...], node: Node | None = None) -> str:
+    def _stop(self, begun: Begun, past: tuple[Placement, ...], current: Claimed | None = None) -> str:
         if self.take_down.is_set() or (self.directory.path / "takedown").exists():
             self.take_down.set()
             return TAKEN_DOWN
-        return self.limits.reached(begun, past, node, self.now())
+        return self.limits.reached(begun, past, current, self.now())
 
     def _adopt(self, node: Node) -> None:
         for attempt in range(1, ADOPT_TRIES + 1):
@@ -225,7 +238,6 @@ class World:
                 if self._gone(node):
                     return
             else:
-                self.events.emit("adopted", node=node.id)
                 return
 
     def _gone(self, node: Node) -> bool:
@@ -251,8 +263,9 @@ class World:
 class _View:
     """What the watch loop may see of one placement."""
 
-    def __init__(self, world: World, begun: Begun, past: tuple[Placement, ...]) -> None:
+    def __init__(self, world: World, claimed: Claimed, begun: Begun, past: tuple[Placement, ...]) -> None:
         self.world = world
+        self.claimed = claimed
         self.begun = begun
         self.past = past
 
@@ -271,7 +284,7 @@ class _View:
             return None
 
     def stop(self, node: Node) -> str:
-        return self.world._stop(self.begun, self.past, node)  # noqa: SLF001
+        return self.world._stop(self.begun, self.past, self.claimed)  # noqa: SLF001
 
     def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool) -> None:
         if first:
@@ -286,6 +299,13 @@ def as_failure(error: FailoverError) -> Failure:
     if isinstance(error, Unauthorized):
         return Failure(FailureKind.UNAUTHORIZED, Scope.ACCOUNT, "Unauthorized", str(error), error.hint, ttl_s=600)
     return Failure(FailureKind.UNKNOWN, Scope.REGION, type(error).__name__, str(error), error.hint)
+
+
+def price_words(choice: Choice) -> str:
+    """Return an hour's price as a person reads it."""
+    if choice.offer.price_per_hour is not None:
+        return str(choice.offer.price_per_hour)
+    return "an unknown price" if choice.at_most is None else f"at most {choice.at_most}"
 
 
 def _in_background(call: Callable[..., None], *args: object) -> threading.Thread:

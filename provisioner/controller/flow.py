@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from provisioner.controller.records import Asked, Begun, Claimed, Finished, Placement, Published, Released, Watched
+from provisioner.controller.records import (
+    Asked,
+    Begun,
+    Choice,
+    Claimed,
+    Finished,
+    Placement,
+    Published,
+    Released,
+    Watched,
+)
 from provisioner.controller.report import build_report
 from provisioner.model import Ending, FailureKind, JobRef, Node, Offer
 
@@ -49,15 +59,15 @@ class Effects(Protocol):
         """List the offers of every fallback."""
         ...
 
-    def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Offer]:
+    def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Choice]:
         """Order the offers, best first, without those that an earlier answer rules out. No outside effect."""
         ...
 
-    def claim(self, offer: Offer, epoch: int, attempt: int, published: Published) -> Claimed:
+    def claim(self, choice: Choice, epoch: int, attempt: int, published: Published) -> Claimed:
         """Prepare the region, get the machine, or say why not."""
         ...
 
-    def watch(self, node: Node, begun: Begun, past: tuple[Placement, ...]) -> Watched:
+    def watch(self, claimed: Claimed, node: Node, begun: Begun, past: tuple[Placement, ...]) -> Watched:
         """Follow a node until its placement ends."""
         ...
 
@@ -110,10 +120,10 @@ class Flow:
         lost: Offer | None = None
         while True:
             first = len(self.claims)
-            node = self._acquire(begun, epoch, lost, published)
-            watched = self.step("watch", self.effects.watch, node, begun, tuple(self.placements))
+            claimed, node = self._acquire(begun, epoch, lost, published)
+            watched = self.step("watch", self.effects.watch, claimed, node, begun, tuple(self.placements))
             released = self.step("release", self.effects.release, node)
-            self.placements.append(Placement(epoch, tuple(self.claims[first:]), node, watched, released))
+            self.placements.append(Placement(epoch, tuple(self.claims[first:-1]), claimed, node, watched, released))
             if watched.ending in FINAL:
                 return watched.ending, watched.reason
             if self._fruitless() >= MOST_FRUITLESS:
@@ -130,7 +140,7 @@ class Flow:
             count += 1
         return count
 
-    def _acquire(self, begun: Begun, epoch: int, lost: Offer | None, published: Published) -> Node:
+    def _acquire(self, begun: Begun, epoch: int, lost: Offer | None, published: Published) -> tuple[Claimed, Node]:
         """Try the primary, then the fallbacks, round after round. Raises Stopped when nothing is to be had."""
         first = len(self.claims)
         since: float | None = None
@@ -142,9 +152,9 @@ class Flow:
                 since = asked.at if since is None else since
                 refusals += [problem.kind for problem in asked.problems]
                 _stop_if_told(asked.stop)
-                node = self._claim_first(asked, epoch, round_number, lost, published)
-                if node is not None:
-                    return node
+                claimed = self._claim_first(asked, epoch, round_number, lost, published)
+                if claimed is not None and claimed.node is not None:
+                    return claimed, claimed.node
             round_number += 1
             refusals += [claimed.failure.kind for claimed in self.claims[first:] if claimed.failure]
             if refusals and set(refusals) == {FailureKind.UNAUTHORIZED}:
@@ -154,19 +164,19 @@ class Flow:
 
     def _claim_first(
         self, asked: Asked, epoch: int, attempt: int, lost: Offer | None, published: Published
-    ) -> Node | None:
+    ) -> Claimed | None:
         """Claim along the ranking. What an answer rules out is not tried."""
         tried: set[str] = set()
         while True:
             ranked = self.effects.rank(asked, tuple(self.claims), lost)
-            offer = next((offer for offer in ranked if offer.key not in tried), None)
-            if offer is None:
+            choice = next((choice for choice in ranked if choice.offer.key not in tried), None)
+            if choice is None:
                 return None
-            tried.add(offer.key)
-            claimed = self.step("claim", self.effects.claim, offer, epoch, attempt, published)
+            tried.add(choice.offer.key)
+            claimed = self.step("claim", self.effects.claim, choice, epoch, attempt, published)
             self.claims.append(claimed)
             if claimed.node is not None:
-                return claimed.node
+                return claimed
             _stop_if_told(claimed.stop)
 
 

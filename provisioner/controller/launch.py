@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 from provisioner.checkpoint import epochs, layout, workdir
 from provisioner.checkpoint.store import Credentials, Store, open_store
+from provisioner.clouds.aws.cloud import job_prefix
 from provisioner.config import CheckpointConfig, Config
-from provisioner.controller.directory import JobDirectory
+from provisioner.controller.directory import JobDirectory, cache_root
 from provisioner.controller.records import Published
 from provisioner.controller.runtime import runtime_wheels
 from provisioner.errors import ConfigError
@@ -24,7 +25,8 @@ LINK_S = 6 * 3600.0
 
 def controller_credentials(settings: CheckpointConfig, environ: Mapping[str, str]) -> Credentials | None:
     """Return the key that the configuration names, if it is set; None means the ordinary places."""
-    key, secret = environ.get(settings.access_key_id_env), environ.get(settings.secret_access_key_env)
+    key = environ.get(settings.access_key_id_env)
+    secret = environ.get(settings.secret_access_key_env)
     if key and secret:
         return Credentials(key, secret, environ.get(settings.session_token_env) or None)
     if urlsplit(settings.store).scheme == "s3":
@@ -68,11 +70,18 @@ def stored_uid(store: Store) -> str:
 class Launcher:
     """Writes for nodes, and reads what they say."""
 
-    def __init__(
-        self, job: JobRef, config: Config, directory: JobDirectory, store: Store, environ: Mapping[str, str]
+    def __init__(  # noqa: PLR0913 - the parts of a job, put together in controller/run.py
+        self,
+        job: JobRef,
+        config: Config,
+        directory: JobDirectory,
+        store: Store,
+        environ: Mapping[str, str],
+        workdir: Path | None,
     ) -> None:
-        """Take the job and its store (already below the job's name)."""
+        """Take the job and its store (already below the job's name). ``workdir`` is the directory to take along."""
         self.job = job
+        self.workdir = workdir
         self.config = config
         self.directory = directory
         self.store = store
@@ -94,7 +103,7 @@ class Launcher:
     def publish(self) -> Published:
         """Put the node's runtime and the packed workdir into the store; what is there already is not sent again."""
         wheels = []
-        for wheel in runtime_wheels(self.directory.cache):
+        for wheel in runtime_wheels(cache_root(self.environ)):
             data = wheel.read_bytes()
             digest = hashlib.sha256(data).hexdigest()
             key = f"{layout.RUNTIME}/{digest[:16]}/{wheel.name}"
@@ -137,7 +146,6 @@ class Launcher:
 
     def _bootstrap(self, offer: Offer, epoch: int, token: str, published: Published) -> dict[str, object]:
         job, settings = self.config.job, self.config.checkpoint
-        command = job.command if isinstance(job.command, list | tuple) else ["bash", "-c", job.command]
         return {
             "version": 1,
             "job": {"name": self.job.name, "uid": self.job.uid},
@@ -155,12 +163,12 @@ class Launcher:
                 for key, digest in published.wheels
             ],
             "image": job.image if offer.cloud != "autodl" else None,  # an AutoDL machine is a container already
-            "command": [*command],
+            "command": [*job.command],
             "env": {**job.env, **{name: self.environ[name] for name in job.secrets}},
             "workdir": {"key": published.workdir_key} if published.workdir_key else None,
             "steps": job.steps,
             "checkpoint": {
-                "every_s": None if settings.every == "auto" else settings.every,
+                "every_s": settings.every,
                 "keep": settings.keep,
             },
             "ttl_s": self.config.policy.ttl,
@@ -170,9 +178,9 @@ class Launcher:
     def _node_credentials(self, offer: Offer) -> dict[str, str | None] | None:
         """Return the key that a node outside the store's cloud uses; None where the machine has a role for it."""
         settings = self.config.checkpoint
-        scheme = urlsplit(settings.store).scheme
-        at_home = settings.endpoint is None or settings.endpoint == self.environ.get("AWS_ENDPOINT_URL")
-        if scheme == "file" or (scheme == "s3" and offer.cloud == "aws" and at_home):
+        if urlsplit(settings.store).scheme == "file":
+            return None
+        if offer.cloud == "aws" and job_prefix(self.config, self.environ)[0]:
             return None
         found = controller_credentials(settings, self.environ)
         if found is None:
@@ -185,9 +193,9 @@ class Launcher:
         }
 
     def _publish_workdir(self) -> str | None:
-        if self.config.job.workdir is None:
+        if self.workdir is None:
             return None
-        key, data = workdir.pack(Path(self.config.job.workdir))
+        key, data = workdir.pack(self.workdir)
         if not self.store.exists(key):
             self.store.put(key, data)
         return key
@@ -201,4 +209,3 @@ def _object(data: bytes | None) -> dict[str, object] | None:
     except ValueError:
         return None  # half a write of a store without atomic puts: the next look reads it whole
     return value if isinstance(value, dict) else None
-

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Protocol
 
-from provisioner.controller.records import Begun, Placement
+from provisioner.controller.records import Begun, Claimed, Placement
 from provisioner.controller.report import cost
-from provisioner.model import Money, Node
+from provisioner.model import Money
 
 
 class Policy(Protocol):
@@ -37,10 +37,11 @@ class Limits:
         """Take the policy."""
         self.policy = policy
 
-    def reached(self, begun: Begun, past: Sequence[Placement], node: Node | None, now: float) -> str:
+    def reached(self, begun: Begun, past: Sequence[Placement], current: Claimed | None, now: float) -> str:
         """Return the limit that is reached as one line, or nothing.
 
-        Machines without a known price count as nothing towards the budget; the report names them.
+        Where only a bound of a price is known (spot), the bound counts. A machine without even that counts as nothing;
+        the report names it.
         """
         deadline = self.policy.deadline
         if deadline is not None and now - begun.at >= deadline:
@@ -49,10 +50,9 @@ class Limits:
         if budget is None:
             return ""
         spent = sum((self._convert(amount, name) for name, amount in cost(past).items()), Decimal(0))
-        if node is not None and node.offer.price_per_hour is not None:
-            price = node.offer.price_per_hour
-            hours = Decimal(str(max(0.0, now - node.claimed_at))) / 3600
-            spent += self._convert(price.amount * hours, price.currency)
+        if current is not None and current.node is not None and current.price is not None:
+            hours = Decimal(str(max(0.0, now - current.node.claimed_at))) / 3600
+            spent += self._convert(current.price.amount * hours, current.price.currency)
         if spent >= budget.amount:
             return f"budget of {budget} reached"
         return ""

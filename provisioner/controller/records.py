@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from provisioner.model import Ending, Failure, Node, Offer
+from provisioner.model import Ending, Failure, Money, Node, Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,15 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """An offer in its place of the ranking. ``at_most`` bounds an hour's cost; None where nothing does."""
+
+    offer: Offer
+    at_most: Money | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Claimed:
     """The answer to one claim."""
 
@@ -41,7 +50,13 @@ class Claimed:
     at: float
     node: Node | None
     failure: Failure | None
+    at_most: Money | None = None
     stop: str = ""
+
+    @property
+    def price(self) -> Money | None:
+        """The price of an hour, or else the most that it can be."""
+        return self.offer.price_per_hour or self.at_most
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +95,7 @@ class Placement:
 
     epoch: int
     claims: tuple[Claimed, ...]
+    claimed: Claimed
     node: Node
     watched: Watched
     released: Released

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from provisioner.controller.records import Begun, Claimed, Finished, Placement
 from provisioner.errors import ExitCode
-from provisioner.model import Ending, JobRef, Offer
+from provisioner.model import Ending, JobRef, Money
 
 RESULTS: dict[Ending, tuple[str, ExitCode]] = {
     Ending.COMPLETED: ("completed", ExitCode.DONE),
@@ -25,10 +25,10 @@ def placement_seconds(placement: Placement) -> float:
 
 
 def cost(placements: Sequence[Placement]) -> dict[str, Decimal]:
-    """Return price times time by currency. A machine whose price is unknown adds nothing; see ``unpriced``."""
+    """Return price times time by currency; where only a bound of the price is known, the bound counts."""
     total: dict[str, Decimal] = defaultdict(Decimal)
     for placement in placements:
-        price = placement.node.offer.price_per_hour
+        price = placement.claimed.price
         if price is not None:
             total[price.currency] += price.amount * Decimal(str(placement_seconds(placement))) / 3600
     return dict(total)
@@ -66,7 +66,8 @@ def build_report(  # noqa: PLR0913 - these seven are the whole run
         "recovery_seconds": _recovery_seconds(placements),
         "cost_estimate": {
             "by_currency": {currency: round(float(amount), 6) for currency, amount in cost(placements).items()},
-            "unpriced": [p.node.offer.key for p in placements if p.node.offer.price_per_hour is None],
+            "upper_bound": any(p.node.offer.price_per_hour is None and p.claimed.at_most for p in placements),
+            "unpriced": [p.node.offer.key for p in placements if p.claimed.price is None],
         },
         "started_at": begun.at,
         "ended_at": finished.at,
@@ -78,9 +79,11 @@ def _placement(placement: Placement) -> dict[str, object]:
     offer, watched = placement.node.offer, placement.watched
     return {
         "epoch": placement.epoch,
-        **_where(offer),
+        **_where(placement.claimed),
+        "gpu": offer.gpu.name,
+        "gpu_count": offer.gpu.count,
         "node": placement.node.id,
-        "attempts": [_attempt(claimed) for claimed in placement.claims if claimed.failure is not None],
+        "attempts": [_attempt(claimed) for claimed in placement.claims],
         "ended": str(watched.ending),
         "reason": watched.reason,
         "restored_step": watched.restored_step,
@@ -94,24 +97,27 @@ def _placement(placement: Placement) -> dict[str, object]:
     }
 
 
-def _where(offer: Offer) -> dict[str, object]:
-    price = offer.price_per_hour
+def _where(claimed: Claimed) -> dict[str, object]:
+    offer = claimed.offer
     return {
         "cloud": offer.cloud,
         "region": offer.region,
         "zone": offer.zone,
         "instance_type": offer.instance_type,
-        "gpu": offer.gpu.name,
-        "gpu_count": offer.gpu.count,
         "market": str(offer.market),
-        "price_per_hour": None if price is None else {"amount": float(price.amount), "currency": price.currency},
+        "price_per_hour": _money(offer.price_per_hour),
+        "price_at_most": _money(claimed.price),
     }
+
+
+def _money(money: Money | None) -> dict[str, object] | None:
+    return None if money is None else {"amount": float(money.amount), "currency": money.currency}
 
 
 def _attempt(claimed: Claimed) -> dict[str, object]:
     failure = claimed.failure
     return {
-        **{name: value for name, value in _where(claimed.offer).items() if name not in {"gpu", "gpu_count"}},
+        **_where(claimed),
         "failure": str(failure.kind) if failure else None,
         "scope": str(failure.scope) if failure else None,
         "code": failure.code if failure else None,
@@ -123,7 +129,7 @@ def _attempt(claimed: Claimed) -> dict[str, object]:
 
 def _without_placement(placements: Sequence[Placement], claims: Sequence[Claimed]) -> Sequence[Claimed]:
     """Return the claims of the last search, the one that led to no placement."""
-    return claims[sum(len(placement.claims) for placement in placements) :]
+    return claims[sum(len(placement.claims) + 1 for placement in placements) :]
 
 
 def _steps_lost(placements: Sequence[Placement]) -> int:

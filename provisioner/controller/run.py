@@ -13,7 +13,7 @@ from pathlib import Path
 
 from provisioner.clouds import open_cloud
 from provisioner.clouds.base import Cloud
-from provisioner.config import Config, load
+from provisioner.config import Config, load, parse, workdir
 from provisioner.controller.directory import JobDirectory, JobRecord, new_uid, state_root
 from provisioner.controller.effects import World
 from provisioner.controller.engine import Engine
@@ -85,7 +85,9 @@ class Controller:
         self.directory.create()
         with self.directory.lock():
             world = self._world()
-            database = self.directory.path / f"controller.{self.record.run}.sqlite"  # a run never meets another's workflow
+            database = (
+                self.directory.path / f"controller.{self.record.run}.sqlite"
+            )  # a run never meets another's workflow
             engine = Engine(database, world, self._after_step)
             try:
                 engine.run(self.record.workflow_id)
@@ -118,19 +120,26 @@ class Controller:
         )
         self.config = self._recorded_config()
         events = EventLog(self.directory.path / "events.jsonl", also=self._on_event)
-        launcher = Launcher(self.record.ref, self.config, self.directory, store, self.environ)
+        folder = workdir(self.config, Path(self.record.config_path))
+        launcher = Launcher(self.record.ref, self.config, self.directory, store, self.environ, folder)
 
         def opener(name: str) -> Cloud:
-            return open_cloud(name, job=self.record.ref, config=self.config, directory=self.directory.path,
-                              environ=self.environ, events=events)
+            return open_cloud(
+                name,
+                job=self.record.ref,
+                config=self.config,
+                directory=self.directory.path,
+                environ=self.environ,
+                events=events,
+            )
 
-        return World(self.record.ref, self.config, self.directory, opener, launcher, events,
-                     take_down=self.take_down)
+        return World(self.record.ref, self.config, self.directory, opener, launcher, events, take_down=self.take_down)
 
     def _recorded_config(self) -> Config:
         """Read the configuration that this run was started with; a changed file counts from the next run on."""
         copy = self.directory.path / f"failover.{self.record.run}.yaml"
-        return load(copy, environ=self.environ, base=Path(self.record.config_path).parent)
+        original = Path(self.record.config_path)
+        return parse(copy.read_bytes(), str(original), original.parent, self.environ)
 
 
 def wait_for_end(engine: Engine, controller: Controller) -> None:  # noqa: ARG001 - the signature of an attendant

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner.controller.flow import Flow
-from provisioner.controller.records import Asked, Begun, Claimed, Finished, Published, Released, Watched
+from provisioner.controller.records import Asked, Begun, Choice, Claimed, Finished, Published, Released, Watched
 from provisioner.model import (
     Ending,
     Failure,
@@ -74,10 +74,11 @@ class World:
     def ask_fallback(self, begun: Begun, past: tuple) -> Asked:
         return Asked(AWAY, self._tick())
 
-    def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Offer]:
-        return [*(o for o in asked.offers if o != lost), *(o for o in asked.offers if o == lost)]
+    def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Choice]:
+        return [Choice(offer) for offer in sorted(asked.offers, key=lambda offer: offer == lost)]
 
-    def claim(self, offer: Offer, epoch: int, attempt: int, published: Published) -> Claimed:
+    def claim(self, choice: Choice, epoch: int, attempt: int, published: Published) -> Claimed:
+        offer = choice.offer
         if offer in AWAY and AWAY.index(offer) < self.refusals.get(epoch, 0):
             failure = Failure(FailureKind.NO_CAPACITY, Scope.OFFER, "InsufficientInstanceCapacity", "none left")
             return Claimed(offer, self._tick(), None, failure)
@@ -88,7 +89,7 @@ class World:
         self.most_alive = max(self.most_alive, len(self.machines))
         return Claimed(offer, self._tick(), node, None)
 
-    def watch(self, node: Node, begun: Begun, past: tuple) -> Watched:
+    def watch(self, claimed: Claimed, node: Node, begun: Begun, past: tuple) -> Watched:
         ending = self.endings[min(len(past), len(self.endings) - 1)]
         at = self._tick()
         step = 10 * (len(past) + 1)

@@ -34,9 +34,7 @@ def directory(tmp_path: Path) -> JobDirectory:
 def test_a_second_controller_is_told_who_holds_the_job_and_a_dead_one_holds_nothing(
     directory: JobDirectory, tmp_path: Path
 ) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "state")], stdout=subprocess.PIPE, text=True
-    )
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "state")], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     assert directory.controller_pid() == holder.pid

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import pytest
 
 from provisioner.controller.limits import Limits
-from provisioner.controller.records import Begun, Finished, Placement, Released, Watched
+from provisioner.controller.records import Begun, Claimed, Finished, Placement, Released, Watched
 from provisioner.controller.report import RESULTS, build_report, cost
 from provisioner.model import Ending, Gpu, JobRef, Market, Money, Node, Offer
 
@@ -26,11 +26,12 @@ def placement(  # noqa: PLR0913 - a test's builder
     last_step: int | None = None,
     restored: int | None = None,
     first_step_at: float | None = None,
+    at_most: Money | None = None,
 ) -> Placement:
     offer = Offer(cloud, "r", "z", "t", Gpu("T4", 1, 16), Market.SPOT, price)
     node = Node(f"i-{epoch}", offer, JOB, epoch, "token", claimed_at=start)
     watched = Watched(ending, "", end, end, first_step_at, restored, last_step)
-    return Placement(epoch, (), node, watched, Released(end))
+    return Placement(epoch, (), Claimed(offer, start, node, None, at_most), node, watched, Released(end))
 
 
 HOUR_OF_YUAN = placement(1, "autodl", Money(Decimal("2"), "CNY"), start=0, end=3600, last_step=47)
@@ -59,18 +60,22 @@ def test_the_report_counts_lost_steps_and_the_time_to_the_first_new_one() -> Non
     assert report["recovery_seconds"] == 125
     assert report["restored_step"] == 40
     assert report["final_step"] == 100
-    assert report["cost_estimate"] == {"by_currency": {"CNY": 2.0, "USD": 0.25}, "unpriced": []}
+    assert report["cost_estimate"] == {
+        "by_currency": {"CNY": 2.0, "USD": 0.25},
+        "upper_bound": False,
+        "unpriced": [],
+    }
     assert (report["result"], report["exit_code"]) == ("completed", 0)
 
 
 def test_a_machine_without_a_price_is_named_and_not_counted_as_free() -> None:
     unpriced = placement(1, "local", None, start=0, end=10)
     report = build_report(JOB, Begun(0, 1), [unpriced], [], Ending.COMPLETED, "", Finished(11, ()))
-    assert report["cost_estimate"] == {"by_currency": {}, "unpriced": ["local/r/z/t/spot"]}
+    assert report["cost_estimate"] == {"by_currency": {}, "upper_bound": False, "unpriced": ["local/r/z/t/spot"]}
 
 
 def test_a_release_that_is_not_confirmed_counts_as_left_behind() -> None:
-    doubtful = Placement(1, (), HOUR_OF_YUAN.node, HOUR_OF_YUAN.watched, Released(9, "no answer"))
+    doubtful = replace(HOUR_OF_YUAN, released=Released(9, "no answer"))
     report = build_report(JOB, Begun(0, 1), [doubtful], [], Ending.COMPLETED, "", Finished(11, ("aws/r/machine/i-9",)))
     assert report["leaked"] == ["aws/r/machine/i-9", "i-1: no answer"]
 
@@ -105,6 +110,17 @@ def test_a_limit_is_reached_when_it_is_reached(policy: Policy, now: float, expec
 
 def test_the_running_machine_counts_by_the_second() -> None:
     limits = Limits(Policy(budget=Money(Decimal("0.5"), "USD")))
-    node = HALF_HOUR_OF_DOLLARS.node
-    assert limits.reached(Begun(0, 1), [], node, node.claimed_at + 3599) == ""
-    assert limits.reached(Begun(0, 1), [], node, node.claimed_at + 3600) == "budget of 0.5 USD reached"
+    start = HALF_HOUR_OF_DOLLARS.node.claimed_at
+    assert limits.reached(Begun(0, 1), [], HALF_HOUR_OF_DOLLARS.claimed, start + 3599) == ""
+    assert limits.reached(Begun(0, 1), [], HALF_HOUR_OF_DOLLARS.claimed, start + 3600) == "budget of 0.5 USD reached"
+
+
+def test_a_spot_machine_counts_with_the_most_that_it_can_cost() -> None:
+    """A budget that takes an unknown price for nothing is no budget."""
+    bound = Money(Decimal("0.5"), "USD")
+    spot = placement(1, "aws", None, start=0, end=7200, at_most=bound)
+    assert cost([spot]) == {"USD": Decimal(1)}
+    report = build_report(JOB, Begun(0, 1), [spot], [], Ending.COMPLETED, "", Finished(7201, ()))
+    assert report["cost_estimate"]["upper_bound"]
+    limits = Limits(Policy(budget=Money(Decimal("0.5"), "USD")))
+    assert limits.reached(Begun(0, 1), [], spot.claimed, 3600) == "budget of 0.5 USD reached"

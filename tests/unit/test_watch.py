@@ -49,7 +49,9 @@ def test_each_sign_has_its_verdict(change: dict[str, object], expected: Ending |
     heard=st.none() | st.floats(0, 1000),
     claimed=st.floats(0, 1000),
 )
-def test_a_store_that_cannot_be_read_is_no_silence(state: NodeState | None, heard: float | None, claimed: float) -> None:
+def test_a_store_that_cannot_be_read_is_no_silence(
+    state: NodeState | None, heard: float | None, claimed: float
+) -> None:
     """Losing sight of the store is never by itself the loss of the job."""
     signs = Signs(now=1000, claimed_at=claimed, state=state, stored=False, heartbeat={"step": 1}, heard_at=heard)
     verdict = judge(signs, PATIENCE)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 from provisioner.clouds.autodl import cards
 from provisioner.clouds.autodl.client import AutodlClient
@@ -14,7 +15,7 @@ from provisioner.clouds.autodl.machines import AutodlSettings, Clock, Machines, 
 from provisioner.clouds.autodl.naming import PREFIX, machine_name
 from provisioner.clouds.autodl.pro_machines import ProMachines
 from provisioner.clouds.base import Request
-from provisioner.errors import CloudError
+from provisioner.errors import CloudError, Unauthorized
 from provisioner.model import Failure, FailureKind, JobRef, Launch, Node, NodeState, Offer, Owned, Scope
 
 _PRO_ID = "pro-"
@@ -77,6 +78,20 @@ class AutodlCloud:
             sleep=sleep,
             clock=clock,
         )
+
+    @classmethod
+    def open(
+        cls, *, job: JobRef, config: Any, directory: Path, environ: Mapping[str, str], events: Any = None
+    ) -> AutodlCloud:
+        """Open the room for a whole ``Config``. Raises Unauthorized when AUTODL_TOKEN is not set."""
+        del directory, events
+        settings, wanted = config.primary.autodl, config.resources
+        token = environ.get("AUTODL_TOKEN", "")
+        if not token:
+            raise Unauthorized("AUTODL_TOKEN is not set", hint="AutoDL: console > account > settings > developer token")
+        request = Request(tuple(wanted.gpus), wanted.count, wanted.min_vram_gb, wanted.cuda)
+        client = AutodlClient(token, settings.base_url)
+        return cls(settings, job, client, request=request, poll_s=min(5.0, config.policy.poll))
 
     @property
     def _chosen(self) -> Machines:

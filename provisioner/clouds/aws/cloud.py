@@ -146,6 +146,7 @@ class AwsCloud:
         substrate = self._substrate(node.offer.region)
         with substrate.lock:
             substrate.stack.adopt(node.id)
+        self._emit("adopted", node=node.id)
 
     def release(self, node: Node) -> None:
         """Terminate the machine, wait for EC2's word, then let Terraform forget it.

@@ -257,12 +257,15 @@ class AutodlEmulator:
     def take_away(self, machine: str, how: Literal["vanish", "shutdown"] = "vanish") -> bool:
         """Take a machine as by the cloud: its processes end; it is unknown at once, or off. False: no such machine.
 
+        The cards of a Pro instance that vanishes are another tenant's from then on.
+
         ``machine`` is the id of an instance, a container or a deployment, or the name of one.
         """
         with self._world.turn():
             for instance in list(self._pro.instances.values()):
                 if machine in (instance.id, instance.name):
                     if how == "vanish":
+                        instance.holds_cards = False
                         self._pro.vanish(instance)
                     else:
                         self._pro.begin_shutdown(instance)

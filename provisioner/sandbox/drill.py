@@ -1,0 +1,239 @@
+"""A drill: the real controller, templates, modules and node code against the cloud in a box, then a report.
+
+The controller is a process of its own (``failover run``), the cloud another. Only endpoints differ from real life.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from provisioner import assets
+from provisioner.checkpoint.restore import restore
+from provisioner.checkpoint.store import Credentials, open_store
+from provisioner.errors import FailoverError
+from provisioner.model import JobRef
+from provisioner.sandbox.client import BUCKET, Box, open_box
+
+JOB = "digits"
+STEPS = 100
+EVERY = 10
+STEP_SECONDS = 0.4
+CONTROLLER_DEADLINE_S = 900.0
+CANNOT_PROVE = (
+    "real capacity, prices and quotas",
+    "how long a real machine takes to boot",
+    "a real GPU and its driver",
+    "the network between AutoDL and AWS",
+)
+
+
+class Drill:
+    """One drill. Everything it makes is below one directory and ends with it."""
+
+    def __init__(
+        self,
+        scenario: Path | None = None,
+        *,
+        directory: Path | None = None,
+        provider: str = "auto",
+        step_seconds: float = STEP_SECONDS,
+        say: Callable[[str], None] = lambda _: None,
+        controller: Callable[[Path, Mapping[str, str], Callable[[str], None]], dict[str, Any]] | None = None,
+    ) -> None:
+        """Take the scenario file, default ``examples/drills/default.yaml``.
+
+        ``provider`` is ``auto``, ``official`` or ``stand-in``. ``controller`` runs the job; by default a process.
+        """
+        self.scenario = scenario or assets.path("examples/drills/default.yaml")
+        self.provider = provider
+        self.step_seconds = step_seconds
+        self.say = say
+        self._directory = directory
+        self._controller = controller or run_controller
+
+    def run(self) -> dict[str, Any]:
+        """Play the scenario and return the report. Raises FailoverError when the drill itself cannot be held."""
+        with self._folder() as folder, open_box(folder / "cloud", self.scenario) as box:
+            self.say(f"cloud in a box: AutoDL at {box.autodl}, AWS at {box.aws}; files in {folder}")
+            reference = _Reference(folder / "reference")
+            environ = box.environ(os.environ, state=folder / "state", provider=self.provider)
+            report = self._controller(self._write_config(folder, box), environ, self.say)
+            state = box.state()
+            report["leaked"] = [*report.get("leaked", []), *state["left"]]
+            if report["result"] == "completed":
+                report["model_identical"] = reference.digest() == _final_model(box, report, folder / "final")
+            report["drill"] = {
+                "scenario": str(self.scenario),
+                "terraform": _toolchain(folder / "state"),
+                "launches": state["launches"],
+                "cannot_prove": list(CANNOT_PROVE),
+            }
+            return report
+
+    @contextlib.contextmanager
+    def _folder(self) -> Iterator[Path]:
+        if self._directory is not None:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            yield self._directory.resolve()
+            return
+        folder = Path(tempfile.mkdtemp(prefix="failover-drill-"))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _write_config(self, folder: Path, box: Box) -> Path:
+        """Write the job's failover.yaml: the same that an operator would write, but for two endpoints."""
+        train = ["python", "train_digits.py", "--steps", STEPS, "--every", EVERY, "--step-seconds", self.step_seconds]
+        config: dict[str, Any] = {
+            "job": {
+                "name": JOB,
+                "command": [str(word) for word in train],
+                "workdir": str(assets.path("examples")),
+                "steps": STEPS,
+            },
+            "resources": {"gpus": ["V100", "T4", "RTX 4090"], "count": 1},
+            "checkpoint": {"store": f"s3://{BUCKET}/jobs", "endpoint": box.aws, "region": "us-east-1", "keep": 3},
+            "primary": {
+                "autodl": {
+                    "mode": "pro",
+                    "base_url": box.autodl,
+                    "gpus": ["4090D"],
+                    "image_uuid": "base-image-l2t43iu6uk",
+                    "wait": "2s",
+                }
+            },
+            "fallback": [{"aws": {"regions": ["us-east-1"], "market": "spot-then-on-demand", "max_price": "5 USD"}}],
+            "policy": {
+                "budget": "20 USD",
+                "heartbeat": "1s",
+                "poll": "1s",
+                "lost_after": "20s",
+                "boot_timeout": "2m",
+                "ttl": "15m",
+                "retry_for": "0s",
+            },
+        }
+        _lay_over(config, box.scenario.config)
+        path = folder / "failover.yaml"
+        path.write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        return path
+
+
+def _lay_over(base: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Lay a scenario's settings over the drill's, section by section."""
+    for name, value in changes.items():
+        if isinstance(value, Mapping) and isinstance(base.get(name), dict):
+            _lay_over(base[name], value)
+        else:
+            base[name] = value
+
+
+def run_controller(config: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> dict[str, Any]:
+    """Run ``failover run`` as a process; its words go to ``say``, its report is returned. Raises FailoverError."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "provisioner.cli", "run", str(config), "--json"],
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C reaches the drill, which ends the controller in order
+    )
+    assert process.stdout is not None  # noqa: S101 - asked for above
+    assert process.stderr is not None  # noqa: S101
+    words = threading.Thread(target=_relay, args=(process.stderr, say), daemon=True)
+    words.start()
+    alarm = threading.Timer(CONTROLLER_DEADLINE_S, process.kill)
+    alarm.start()
+    try:
+        output = process.stdout.read()
+        process.wait()
+    finally:
+        alarm.cancel()
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(10)
+    words.join(5)
+    try:
+        report = json.loads(output)
+    except ValueError as error:
+        message = f"the controller ended with {process.returncode} and no report"
+        raise FailoverError(message) from error
+    if not isinstance(report, dict):
+        message = f"the controller's report is a {type(report).__name__}"
+        raise FailoverError(message)
+    return report
+
+
+def _relay(stream: Any, say: Callable[[str], None]) -> None:
+    for line in stream:
+        say(line.rstrip("\n"))
+
+
+class _Reference:
+    """The same training, never interrupted, beside the drill."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        environ = {
+            "PATH": os.environ.get("PATH", ""),
+            "FAILOVER_CHECKPOINT_DIR": str(folder),
+            "FAILOVER_RESTORE_PATH": "",
+            "FAILOVER_RESTORED": "0",
+        }
+        script = assets.path("examples/train_digits.py")
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), "--steps", str(STEPS), "--every", str(EVERY)],
+            env=environ,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+
+    def digest(self) -> dict[str, str]:
+        """Wait for the end and return the hashes of the last checkpoint's files."""
+        self._process.wait(120)
+        return digests(self.folder / f"step-{STEPS}")
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Return the BLAKE3 hash of every file below a folder, by relative path."""
+    import blake3
+
+    return {
+        str(path.relative_to(folder)): blake3.blake3(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _final_model(box: Box, report: Mapping[str, Any], folder: Path) -> dict[str, str] | None:
+    """Restore the newest checkpoint of the store, as a node would, and hash it."""
+    credentials = Credentials(box.access_key_id, box.secret_access_key)
+    store = open_store(f"s3://{BUCKET}/jobs", endpoint=box.aws, region="us-east-1", credentials=credentials)
+    restored = restore(store.at(JOB), JobRef(JOB, str(report["uid"])), folder)
+    return None if restored is None else digests(restored.directory / restored.entry)
+
+
+def _toolchain(state: Path) -> dict[str, Any]:
+    """Return what the controller noted about Terraform and its provider."""
+    with contextlib.suppress(OSError, ValueError):
+        noted = json.loads((state / "jobs" / JOB / "toolchain.json").read_text("utf-8"))
+        if isinstance(noted, dict):
+            return noted
+    return {}
