@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -42,14 +42,14 @@ class Change:
 class Plan:
     """A saved plan: its file, and what it changes. Reading data and doing nothing are left out.
 
-    ``outputs`` says whether an output changes, ``drift`` whether the cloud differs from what the state remembers: an
-    apply writes both down, even where it changes nothing.
+    ``outputs`` says whether an output changes; ``drift`` is how the cloud differs from what the state remembers, a
+    delete being a thing that is gone. An apply writes both down, even where it changes nothing.
     """
 
     file: Path
     changes: tuple[Change, ...]
     outputs: bool = False
-    drift: bool = False
+    drift: tuple[Change, ...] = ()
 
     @property
     def adds(self) -> int:
@@ -89,18 +89,25 @@ def from_json(file: Path, shown: Mapping[str, Any]) -> Plan:
     if shown.get("deferred_changes"):
         message = f"{file.parent.name}: the plan puts changes off for later, so it cannot be checked"
         raise TerraformError(message)
-    changes = []
-    for resource in shown.get("resource_changes") or ():
+    outputs = any(set(change["actions"]) - _IDLE for change in (shown.get("output_changes") or {}).values())
+    return Plan(
+        file,
+        tuple(_changes(file.parent.name, shown.get("resource_changes") or ())),
+        outputs,
+        tuple(_changes(file.parent.name, shown.get("resource_drift") or ())),
+    )
+
+
+def _changes(stack: str, resources: Iterable[Mapping[str, Any]]) -> Iterator[Change]:
+    for resource in resources:
         change = resource["change"]
         actions = frozenset(change["actions"])
         importing = str((change.get("importing") or {}).get("id", ""))
         if unknown := actions - _ACTIONS - _IDLE:
-            message = f"{file.parent.name}: {resource['address']}: unknown planned action {', '.join(unknown)}"
+            message = f"{stack}: {resource['address']}: unknown planned action {', '.join(sorted(unknown))}"
             raise TerraformError(message)
         if (actions & _ACTIONS) or importing:
-            changes.append(Change(resource["address"], resource["type"], actions & _ACTIONS, importing))
-    outputs = any(set(change["actions"]) - _IDLE for change in (shown.get("output_changes") or {}).values())
-    return Plan(file, tuple(changes), outputs, bool(shown.get("resource_drift")))
+            yield Change(resource["address"], resource["type"], actions & _ACTIONS, importing)
 
 
 def check(plan: Plan, allow: Allow) -> None:

@@ -74,7 +74,14 @@ class Runner:
         mark.parent.mkdir(exist_ok=True)
         mark.write_text(wanted, encoding="utf-8")
 
-    def plan(self, *, destroy: bool = False, targets: Sequence[str] = (), refresh: bool = True) -> Plan:
+    def plan(
+        self,
+        *,
+        destroy: bool = False,
+        targets: Sequence[str] = (),
+        refresh: bool = True,
+        refresh_only: bool = False,
+    ) -> Plan:
         """Plan, save the plan (0600) and read it back. Nothing is changed."""
         argv = self._argv(
             "plan",
@@ -84,6 +91,7 @@ class Runner:
             lock_timeout=f"{self.deadlines.lock_s}s",
             destroy=IsFlagged if destroy else None,
             refresh=None if refresh else False,
+            refresh_only=IsFlagged if refresh_only else None,
             target=list(targets),
         )
         self._run("plan", argv, self.deadlines.plan_s)

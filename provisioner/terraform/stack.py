@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from provisioner.errors import TerraformError, Unauthorized, Unreachable
-from provisioner.terraform.plan import Allow, Plan
+from provisioner.errors import CloudError, TerraformError
+from provisioner.terraform.plan import Allow, Change, Plan
 from provisioner.terraform.render import NODE_ADDRESS, StackSpec, write_stack
 from provisioner.terraform.runner import Runner
 
@@ -37,13 +37,19 @@ class RegionStack:
     runner: Runner
 
     def prepare(self) -> Substrate:
-        """Make or update the substrate, with no machine. Refuses while a machine is adopted: release it first."""
-        if held := self.node_id():
-            message = f"{self.runner.directory.name}: {held} is still adopted here"
-            raise TerraformError(message, hint="release it before the region is prepared again")
+        """Make or update the substrate, with no machine. Refuses while an adopted machine lives: release it first.
+
+        An adopted machine that is gone is forgotten on the way.
+        """
+        held = self.node_id()
         self._write(autodl_available=True, adopted=None)
-        self.runner.init()
-        self.runner.apply(self.runner.plan(), Allow.PREPARE)
+        try:
+            self.runner.init()
+            self.runner.apply(self.runner.plan(), Allow.PREPARE)
+        except CloudError:
+            if held:
+                self._write(autodl_available=False, adopted=held)
+            raise
         return self.substrate()
 
     def substrate(self) -> Substrate:
@@ -69,7 +75,7 @@ class RegionStack:
         self.runner.init()
         try:
             self.runner.apply(self.runner.plan(), Allow.ADOPT)
-        except (TerraformError, Unauthorized, Unreachable):
+        except CloudError:
             if self.node_id() != instance_id:
                 self._write(autodl_available=True, adopted=None)
             raise
@@ -83,12 +89,12 @@ class RegionStack:
         self.runner.init()
         self.runner.apply(self._release_plan(), Allow.RELEASE)
 
-    def drift(self) -> Plan:
-        """Plan without applying: what differs from what Terraform noted. Changes nothing."""
+    def drift(self) -> tuple[Change, ...]:
+        """Return how the cloud differs from what Terraform noted; a delete is a thing that is gone. Changes nothing."""
         self.runner.init()
-        plan = self.runner.plan()
+        plan = self.runner.plan(refresh_only=True)
         plan.file.unlink(missing_ok=True)
-        return plan
+        return plan.drift
 
     def destroy(self) -> None:
         """Delete everything that the stack made. Fine when there is nothing."""
