@@ -144,18 +144,19 @@ def _compose(text: str) -> Node | None:
 def _why(error: yaml.YAMLError, text: str) -> tuple[int | None, str, str]:
     """Turn PyYAML's several lines into line, message and hint."""
     if isinstance(error, yaml.reader.ReaderError):
-        return text.count("\n", 0, error.position) + 1, f"a character of code {error.character} is not allowed in YAML", "remove it"
+        line = text.count("\n", 0, error.position) + 1
+        return line, f"a character of code {error.character} is not allowed in YAML", "remove it"
     if not isinstance(error, yaml.MarkedYAMLError):
         return None, f"this is not YAML: {' '.join(str(error).split())}", ""
     mark = error.problem_mark or error.context_mark
-    line = mark.line + 1 if mark else None
+    at = mark.line + 1 if mark else None
     problem = str(error.problem)
     if isinstance(error, ComposerError) and "single document" in str(error.context):
-        return line, "a second document begins here", "keep one job a file, without `---` between"
+        return at, "a second document begins here", "keep one job a file, without `---` between"
     if "'\\t'" in problem:
-        return line, "a tab stands where YAML wants spaces", "indent with spaces"
+        return at, "a tab stands where YAML wants spaces", "indent with spaces"
     context = f" ({error.context})" if error.context else ""
-    return line, f"this is not YAML: {' '.join((problem + context).split())}", _advice(problem)
+    return at, f"this is not YAML: {' '.join((problem + context).split())}", _advice(problem)
 
 
 def _advice(problem: str) -> str:

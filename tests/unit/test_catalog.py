@@ -1,0 +1,215 @@
+"""The packaged catalog: facts that a plan rests on, and names that mean the same card."""
+
+from __future__ import annotations
+
+import csv
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioner import catalog
+from provisioner.catalog import build, tables
+from provisioner.clouds.autodl import cards as autodl
+from provisioner.clouds.base import Request
+from provisioner.model import Market, Money
+
+
+def types(offers):
+    return {offer.instance_type for offer in offers}
+
+
+def test_one_t4_in_us_east_1():
+    offers = catalog.aws_offers(["us-east-1"], Request(gpus=("T4",)), markets=[Market.ON_DEMAND])
+    cheapest = [offer for offer in offers if offer.instance_type == "g4dn.xlarge"]
+    assert [offer.zone[-1] for offer in cheapest] == ["a", "b", "c", "d", "f"]
+    assert {offer.price_per_hour for offer in cheapest} == {Money(Decimal("0.526"), "USD")}
+    assert {offer.gpu.count for offer in offers} == {1}
+
+
+def test_p3_2xlarge_is_offered_nowhere_and_the_catalog_says_so():
+    request = Request(gpus=("V100",))
+    assert catalog.aws_offers(catalog.regions(), request) == []
+    reasons = [one.reason for one in catalog.aws_absent(["us-east-1"], request)]
+    assert "p3.2xlarge is not offered in any zone of us-east-1 (catalog of 2026-11)" in reasons
+
+
+def test_one_v100_does_not_become_eight_unless_they_are_named():
+    request = Request(gpus=("V100",))
+    (reason,) = [a.reason for a in catalog.aws_absent(["us-east-1"], request) if a.instance_type == "p3dn.24xlarge"]
+    assert "8 GPUs, the job asks for 1" in reason
+    assert types(catalog.aws_offers(["us-east-1"], request, ["p3dn.24xlarge"])) == {"p3dn.24xlarge"}
+
+
+def test_three_cards_take_the_next_size_that_is_sold():
+    offers = catalog.aws_offers(["us-east-1"], Request(gpus=("L4",), count=3))
+    assert types(offers) == {"g6.12xlarge", "g6.24xlarge"}
+
+
+def test_a_slice_of_a_card_is_never_a_card():
+    for names in ((), ("g6f.large", "gr6f.4xlarge", "g6.xlarge")):
+        offers = catalog.aws_offers(["us-east-1"], Request(gpus=("L4",)), names)
+        assert all(offer.gpu.count >= 1 for offer in offers)
+        assert not any(offer.instance_type.startswith(("g6f", "gr6f")) for offer in offers)
+    (slice_, *_) = catalog.aws_absent(["us-east-1"], Request(), ["g6f.large"])
+    assert slice_.reason == "g6f.large holds a slice of one L4 (2.8 GB), not a whole one"
+
+
+def test_arm_machines_are_not_offered_to_an_x86_image():
+    # g5g.xlarge is the cheapest machine with a whole GPU: any card at the lowest price must not end there
+    offers = catalog.aws_offers(["us-east-1"], Request())
+    assert not any(offer.instance_type.startswith("g5g") for offer in offers)
+    assert catalog.aws_absent(["us-east-1"], Request(), ["g5g.xlarge"])[0].reason.startswith("g5g.xlarge is arm64")
+
+
+def test_memory_is_counted_as_the_card_is_sold():
+    assert "g6.xlarge" in types(catalog.aws_offers(["us-east-1"], Request(min_vram_gb=24)))
+    assert "g4dn.xlarge" not in types(catalog.aws_offers(["us-east-1"], Request(min_vram_gb=24)))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cuda", "problem"),
+    [
+        ("V100", (13, 0), "V100 ends with CUDA 12.9, the job asks for 13.0"),
+        ("V100", (12, 4), ""),
+        ("B200", (12, 4), "B200 needs CUDA 12.8 or newer, the job asks for 12.4"),
+        ("L4", (11, 8), ""),
+        ("L4", None, ""),
+        ("a card from tomorrow", (12, 4), ""),
+    ],
+)
+def test_cuda_bounds(gpu, cuda, problem):
+    assert catalog.cuda_problem(gpu, cuda) == problem
+
+
+def test_spot_has_no_price_but_a_bound():
+    (spot, *_) = catalog.aws_offers(["us-east-1"], Request(), ["g6.xlarge"], [Market.SPOT])
+    assert spot.price_per_hour is None
+    assert catalog.price_ceiling(spot) == Money(Decimal("0.8048"), "USD")
+
+
+def test_a_price_that_is_not_known_is_not_invented():
+    (offer, *_) = catalog.aws_offers(["us-west-2"], Request(), ["g6.xlarge"], [Market.ON_DEMAND])
+    assert offer.price_per_hour is None
+    assert catalog.price_ceiling(offer) is None
+    assert catalog.reference_price("g6.xlarge") == Money(Decimal("0.8048"), "USD")
+
+
+@pytest.mark.parametrize(
+    ("region", "reason"),
+    [
+        ("cn-north-1", "the catalog of 2026-11 does not know what cn-north-1 offers"),
+        ("ca-west-1", "no GPU machine is offered in ca-west-1 (catalog of 2026-11)"),
+    ],
+)
+def test_regions_without_offers_say_why(region, reason):
+    assert catalog.aws_offers([region], Request()) == []
+    assert [(one.region, one.reason) for one in catalog.aws_absent([region], Request())] == [(region, reason)]
+
+
+def test_every_named_type_is_offered_or_has_a_reason():
+    names = catalog.instance_types()
+    for region in ("us-east-1", "eu-west-3"):
+        offered = types(catalog.aws_offers([region], Request(count=2), names))
+        absent = {one.instance_type for one in catalog.aws_absent([region], Request(count=2), names)}
+        assert offered | absent == set(names)
+        assert not offered & absent
+
+
+@pytest.mark.parametrize(
+    ("written", "ours"),
+    [
+        ("NVIDIA T4", "T4"),
+        ("Tesla V100", "V100"),
+        ("nvidia geforce rtx 4090", "RTX 4090"),
+        ("4090", "RTX 4090"),
+        ("RTX-4090D", "RTX 4090D"),
+        ("A100 40GB", "A100-40GB"),
+        ("A100-PCIE-40GB", "A100-40GB"),
+        ("v-48g", "vGPU-48GB"),
+        ("a100", "A100"),
+        ("4080", None),
+        ("", None),
+    ],
+)
+def test_names_that_people_write(written, ours):
+    assert catalog.canonical(written) == ours
+
+
+@pytest.mark.parametrize(
+    ("wanted", "offered", "same"),
+    [
+        (["A100"], "A100-80GB", True),
+        (["A100-40GB"], "A100-80GB", False),
+        (["V100"], "V100-SXM2-32GB", True),
+        (["V100-32GB"], "V100", False),
+        (["RTX 4090"], "RTX 4090D", False),
+        (["vGPU-48GB"], "vGPU-48GB-350W", False),
+        (["A100"], "A10G", False),
+        ([], "anything", True),
+        (["a card from tomorrow"], "a card from tomorrow", True),
+        (["a card from tomorrow"], "T4", False),
+    ],
+)
+def test_when_two_names_are_one_card(wanted, offered, same):
+    assert catalog.matches(wanted, offered) is same
+
+
+@given(st.sampled_from(catalog.gpu_names()))
+def test_every_name_that_is_listed_is_its_own(name):
+    assert catalog.canonical(name) == name
+    assert catalog.canonical(f"NVIDIA {name.lower()}") == name
+
+
+def test_every_gpu_of_the_machine_table_is_known():
+    assert {machine.gpu for machine in tables.machines().values()} <= set(tables.cards())
+
+
+def test_v100_needs_the_proprietary_driver():
+    drivers = {name: card.driver for name, card in tables.cards().items()}
+    assert (drivers["V100"], drivers["T4"], drivers["L4"]) == ("proprietary", "open", "open")
+
+
+def test_autodl_names_and_regions_are_one_table_for_config_and_room():
+    assert set(catalog.AUTODL_REGIONS) == set(autodl.REGION_NAMES)
+    assert set(catalog.AUTODL_PRO_REGIONS) <= set(catalog.AUTODL_REGIONS)
+    assert set(autodl._YUAN_PER_HOUR) <= {stock for name in catalog.gpu_names() for stock in autodl.stock_names([name])}
+    assert catalog.autodl_stock_names("V100") == ("V100-32GB", "V100-SXM2-32GB")
+    assert catalog.autodl_pro_specs("RTX 4090D") == ("4090D",)
+    assert catalog.autodl_pro_specs("v-48g") == ("v-48g",)
+    assert catalog.autodl_pro_specs("RTX 4090") == ()
+
+
+def test_build_makes_small_tables_of_source_rows(tmp_path):
+    def write(name, *rows):
+        with (tmp_path / name).open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(rows)
+
+    write(
+        "gpu_instance_types.csv",
+        ("instance_type", "gpu_name", "gpu_count", "gpu_memory_mib_each", "vcpus", "memory_mib"),
+        ("g5g.xlarge", "NVIDIA T4g", 1, 16384, 4, 8192),
+        ("p4de.24xlarge", "NVIDIA A100", 8, 81920, 96, 1179648),
+    )
+    write(
+        "gpu_zone_offerings.csv",
+        ("region", "zone", "instance_type"),
+        ("us-east-1", "us-east-1c", "p4de.24xlarge"),
+        ("us-east-1", "us-east-1a", "p4de.24xlarge"),
+    )
+    write(
+        "gpu_on_demand_prices.csv",
+        ("region", "instance_type", "price_per_hour", "currency"),
+        ("us-east-1", "p4de.24xlarge", "27.44705", "USD"),
+    )
+    files = build.build(tmp_path, "2030-01")
+    assert "p4de.24xlarge,A100-80GB,8,81920,96,x86_64" in files["aws_types.csv"]
+    assert "g5g.xlarge,T4g,1,16384,4,arm64" in files["aws_types.csv"]
+    assert "us-east-1,p4de.24xlarge,ac\n" in files["aws_zones.csv"]
+    assert files["snapshot.json"] == '{"as_of": "2030-01"}\n'
+    write(
+        "gpu_zone_offerings.csv", ("region", "zone", "instance_type"), ("us-east-1", "us-east-1-atl-2a", "g4dn.xlarge")
+    )
+    with pytest.raises(ValueError, match="a local zone"):
+        build.build(tmp_path, "2030-01")
