@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
 from provisioner.clouds.aws.failures import code_and_message, error_of, failure_of, passing_failure
 
@@ -91,7 +91,7 @@ def repeat(operation: str, call: Callable[[], T], sleep: Sleep, for_s: float = R
     retrying = Retrying(
         retry=retry_if_exception(passing),
         stop=stop_after_delay(for_s),
-        wait=wait_exponential_jitter(initial=0.5, max=8.0, jitter=0.5),
+        wait=wait_exponential(multiplier=0.5, max=8.0) + wait_random(0, 0.5),
         sleep=sleep,
         reraise=True,
     )

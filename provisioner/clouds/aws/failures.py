@@ -221,7 +221,7 @@ def code_and_message(error: Exception) -> tuple[str, str]:
 def failure_of(error: Exception, operation: str) -> Failure:
     """Type an error of a call. ``operation`` is the API operation, e.g. ``RunInstances``."""
     code, text = code_and_message(error)
-    if not hasattr(error, "response"):
+    if not isinstance(getattr(error, "response", None), Mapping):  # botocore's own errors may have a response of None
         return _local_failure(code, text)
     meaning = _by_text(code, text) or TABLE.get(code)
     if meaning is None:
