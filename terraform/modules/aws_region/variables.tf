@@ -52,7 +52,7 @@ variable "zones" {
   default     = []
 
   validation {
-    condition     = alltrue([for zone in var.zones : can(regex("^[a-z]{2,3}(-[a-z]+)+-[0-9]+[a-z]$", zone))])
+    condition     = alltrue([for zone in var.zones : can(regex("^[a-z]{2,3}(-[a-z]+)+-[0-9]+[a-p]$", zone))])
     error_message = "zones must look like us-east-1a."
   }
 }
