@@ -1,8 +1,11 @@
-"""``failover plan``: where the job would run, and why. Only the rendering; the plan comes from a parameter."""
+"""``failover plan``: where the job would run, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,36 +17,36 @@ from provisioner.cli.output import print_json, print_table
 if TYPE_CHECKING:
     from provisioner.planner import PassedOver, Plan, Ranked
 
-Source = Callable[[Path], "Plan"]
-"""Makes the plan of a failover.yaml."""
 
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), default=Path("failover.yaml"))
+@click.option("--json", "as_json", is_flag=True, help="Print the whole plan as JSON.")
+@click.option(
+    "--terraform",
+    "target",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write a stack for the best AWS offer into this new directory, and stop.",
+)
+def plan(file: Path, *, as_json: bool, target: Path | None) -> None:
+    """Show where the job of FILE would run, best first, and why not elsewhere.
 
-def plan_command(source: Source) -> click.Command:
-    """Return the command, with plans from ``source``."""
-
-    @click.command("plan")
-    @click.argument("file", type=click.Path(path_type=Path), default=Path("failover.yaml"))
-    @click.option("--json", "as_json", is_flag=True, help="Print the whole plan as JSON.")
-    def command(file: Path, as_json: bool) -> None:  # noqa: FBT001 - click's signature
-        """Show where the job of FILE (failover.yaml) would run, best first, and why not elsewhere."""
-        render_plan(source(file), as_json=as_json)
-
-    return command
-
-
-def from_catalog(file: Path) -> Plan:
-    """Plan from the packaged catalog alone: no account, no network. AutoDL's stock is not asked."""
-    from provisioner import planner
+    With --terraform nothing is claimed: `terraform apply` in that directory starts the machine, which runs the job.
+    """
     from provisioner.config import load
+    from provisioner.controller.survey import survey, write_terraform
 
     config = load(file)
-    passed_over = planner.absent(config)
-    if config.primary is not None:
-        passed_over.insert(0, planner.PassedOver("primary.autodl", "its stock was not asked"))
-    return planner.plan(config, planner.catalog_offers(config), passed_over=passed_over)
-
-
-plan = plan_command(from_catalog)
+    if target is None:
+        render_plan(survey(config, os.environ), as_json=as_json)
+        return
+    written = write_terraform(config, file, os.environ, target)
+    if as_json:
+        print_json(asdict(written))
+        return
+    ends = time.strftime("%H:%M", time.localtime(written.link_ends))
+    click.echo(f"{written.directory}: {written.offer}, at most {written.price} an hour once it is applied")
+    click.echo(f"apply before {ends}: terraform -chdir={written.directory} init && ... apply", err=True)
+    click.echo("its end is yours: failover does not watch this machine; it ends itself after policy.ttl", err=True)
 
 
 def render_plan(plan: Plan, *, as_json: bool) -> None:

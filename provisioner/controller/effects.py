@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 from provisioner import planner
-from provisioner.clouds import names
 from provisioner.clouds.base import Cloud, Request
 from provisioner.config import Config
+from provisioner.controller import survey
 from provisioner.controller.directory import JobDirectory
 from provisioner.controller.flow import TAKEN_DOWN
 from provisioner.controller.launch import Launcher
@@ -198,15 +198,13 @@ class World:
 
     def request(self) -> Request:
         """Return what the job asks of a machine."""
-        wanted = self.config.resources
-        return Request(gpus=wanted.gpus, count=wanted.count, min_vram_gb=wanted.min_vram_gb, cuda=wanted.cuda)
+        return survey.request(self.config)
 
     def _cloud_names(self) -> list[str]:
         return [*(["autodl"] if self.config.primary else []), *self._fallback_names()]
 
     def _fallback_names(self) -> list[str]:
-        """Name the fallbacks of this version, each once. The plan says which blocks are passed over."""
-        return [name for name in dict.fromkeys(block.cloud for block in self.config.fallback) if name in names()]
+        return survey.fallback_names(self.config)
 
     def _cloud(self, name: str) -> Cloud:
         if name not in self._clouds:

@@ -42,6 +42,8 @@ def _profile_credentials() -> Credentials | None:
     if found is None or found.method in {"iam-role", "container-role"}:
         return None  # obstore asks the machine's role by itself, and renews it
     frozen = found.get_frozen_credentials()
+    if not frozen.access_key or not frozen.secret_key:
+        return None
     return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
 
 

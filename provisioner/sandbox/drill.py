@@ -30,7 +30,7 @@ from provisioner.sandbox.client import BUCKET, Box, open_box
 JOB = "digits"
 STEPS = 100
 EVERY = 10
-STEP_SECONDS = 0.4
+STEP_SECONDS = 0.6
 CONTROLLER_DEADLINE_S = 900.0
 CANNOT_PROVE = (
     "real capacity, prices and quotas",

@@ -136,7 +136,7 @@ class AwsCloud:
             return Failure(FailureKind.NOT_OFFERED, Scope.ZONE, "NoSubnet", text, "set fallback.aws.vpc: own", 86400.0)
         place = Place(prepared.template_id, prepared.template_version, subnet)
         claim = Claim(self._account.region(offer.region), self._clock)
-        answer = claim.make(request(place, offer, launch, self._max_price(offer)), offer, launch)
+        answer = claim.make(request(place, offer, launch, self.max_price(offer)), offer, launch)
         if isinstance(answer, Failure):
             self._learn(offer, answer)
         return answer
@@ -242,7 +242,7 @@ class AwsCloud:
             if region not in self._substrates:
                 directory = self._directory / "terraform" / f"aws-{region}"
                 settings = {**self._settings(), "region": region}
-                make = lambda: self._stack(self._spec(region), directory)  # noqa: E731 - one line, two values
+                make = lambda: self._stack(self.spec(region), directory)  # noqa: E731 - one line, two values
                 self._substrates[region] = Substrate(directory, self._account.region(region), settings, make)
             return self._substrates[region]
 
@@ -258,7 +258,7 @@ class AwsCloud:
             "ami": config.ami,
         }
 
-    def _spec(self, region: str) -> StackSpec:
+    def spec(self, region: str) -> StackSpec:
         """Describe the stack; an image that is given by its name is looked up. Raises CloudError."""
         config, image = self._config, self._config.ami or ""
         parameter = image if image.startswith("/") else DEFAULT_IMAGE_PARAMETER
@@ -286,7 +286,7 @@ class AwsCloud:
 
         return RegionStack(spec, Runner(self._toolchain(), directory, on_event=tell, environ=self._environ))
 
-    def _max_price(self, offer: Offer) -> str | None:
+    def max_price(self, offer: Offer) -> str | None:
         """Return the ceiling for a spot machine in USD an hour, as EC2 takes it."""
         limit = self._config.max_price
         if limit is None or offer.market is not Market.SPOT:
