@@ -226,8 +226,7 @@ class _Search:
         folder = root / self._provider_host(terraform) / "hashicorp" / "aws" / STAND_IN_VERSION / mirrors.platform()
         package = Path(__file__).resolve().parents[2]
         call = f'exec {sh(sys.executable)} -m {_STAND_IN_MODULE} "$@"'
-        # HOME, because PyPI's tf keeps its TLS key below it, and the operator's home is none of its business.
-        command = f"HOME={sh(root)} PYTHONPATH={sh(package)}${{PYTHONPATH:+:$PYTHONPATH}} {call}"
+        command = f"FAILOVER_STAND_IN_DIRECTORY={sh(root)} PYTHONPATH={sh(package)}${{PYTHONPATH:+:$PYTHONPATH}} {call}"
         _launcher(folder / f"terraform-provider-aws_v{STAND_IN_VERSION}", command)
         note = "the sandbox's stand-in for hashicorp/aws: real Terraform and modules, but not the official provider"
         env = self._mirror_environment("stand-in", root)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from provisioner.sandbox.stand_in.protocol import main
+from provisioner.sandbox.stand_in.server import serve  # first: it keeps grpc from loading what nobody uses
 
-main()
+from provisioner.sandbox.stand_in.protocol import Servicer  # isort: skip
+
+serve(Servicer())

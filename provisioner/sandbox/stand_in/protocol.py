@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from ipaddress import ip_address
@@ -108,7 +107,7 @@ def _settled(_attribute: Mapping[str, Any], value: Any) -> Any:
 class Servicer(rpc.ProviderServicer):  # type: ignore[misc]
     """The provider protocol, version 6. Method names are the protocol's."""
 
-    def __init__(self, _provider: object = None) -> None:
+    def __init__(self) -> None:
         """Load the schema; the cloud is configured later."""
         self._schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
         self._region: str | None = None
@@ -235,12 +234,3 @@ class Servicer(rpc.ProviderServicer):  # type: ignore[misc]
     def StopProvider(self, _request: Any, _context: Any) -> Any:  # noqa: N802
         """Nothing is left half done by stopping: each call is short."""
         return pb.StopProvider.Response()
-
-
-def main() -> None:
-    """Serve until Terraform ends the plug-in."""
-    import tf.provider
-    import tf.runner
-
-    tf.provider.ProviderServicer = Servicer
-    tf.runner.run_provider(object(), sys.argv)
