@@ -170,11 +170,11 @@ def open_store(
     """Open ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``file:///directory`` or ``memory://``.
 
     No request is made. ``credentials`` None means the environment's key or the machine's own role. ``timeout_s`` is
-    for one request, ``retry_s`` for all its tries together. Raises ConfigError for a URI that is none of these.
+    for one request, ``retry_s`` for all its tries together (0: one try). Raises ConfigError for another URI.
     """
     parts = urlsplit(uri)
     retry: RetryConfig = {
-        "max_retries": 6 if retry_s >= 30 else 1,
+        "max_retries": 6 if retry_s >= 30 else int(retry_s > 0),
         "retry_timeout": timedelta(seconds=retry_s),
         "backoff": {
             "init_backoff": timedelta(milliseconds=200),

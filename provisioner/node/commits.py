@@ -59,6 +59,7 @@ class Committer:
         self._report = report
         self._handled: set[tuple[str, tuple[int, int]]] = set()
         self._strange: set[str] = set()
+        self._known: set[Position] = set()
         self._failures = 0
         self._unstable = 0
         self._closing = threading.Event()
@@ -122,9 +123,15 @@ class Committer:
         self.last = commit
         self._failures = self._unstable = 0
         self._on_commit(commit)
+        self._known.add(commit.position)
         try:
             retention.prune(
-                self._saver.store, self._saver.job, self._keep, newest=commit.position, protect=self._protect
+                self._saver.store,
+                self._saver.job,
+                self._keep,
+                newest=commit.position,
+                protect=self._protect,
+                known=self._known,
             )
         except CloudError as error:
             self._report(f"old checkpoints are not removed yet: {error}")

@@ -17,14 +17,16 @@ from provisioner.checkpoint import layout
 from provisioner.checkpoint.store import Store
 from provisioner.errors import CloudError, Fenced
 
-SPACING_S = 1.0
+SPACING_S = 1.2
+"""Between the end of one write and the begin of the next, in seconds: a second, and room for a slow network."""
 LONGEST_PAUSE_S = 30.0
 
 
 class Heartbeat:
     """Writes ``epochs/<n>/heartbeat.json`` every ``every_s`` seconds and looks at the fence each time.
 
-    ``sample`` gives the fields that change; ``on_fenced`` is called once, then nothing more is written.
+    ``store`` makes one try for each write: a second one in the same second is what some stores refuse. ``sample``
+    gives the fields that change; ``on_fenced`` is called once, then nothing more is written.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Heartbeat:
         self._seq = 0
         self._end: dict[str, Any] | None = None
         self._failures = 0
+        self._last_write = float("-inf")
         self._hurry = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -93,7 +96,6 @@ class Heartbeat:
             if closing and self._end is None:
                 return
             self._hurry.clear()
-            started = self._monotonic()
             try:
                 written = self._beat()
             except Fenced as fenced:
@@ -101,7 +103,7 @@ class Heartbeat:
                 return
             if closing and written:
                 return
-            self._wait(started)
+            self._wait()
 
     def _beat(self) -> bool:
         """Write once; False when the store refused. Raises Fenced."""
@@ -109,7 +111,10 @@ class Heartbeat:
             self._fence()
             body = {"epoch": self._epoch, "seq": self._seq + 1, "time": round(self._clock(), 3)}
             body |= self._sample() | {"end": self._end}
-            self._store.put(layout.heartbeat(self._epoch), json.dumps(body).encode())
+            try:
+                self._store.put(layout.heartbeat(self._epoch), json.dumps(body).encode())
+            finally:
+                self._last_write = self._monotonic()
         except Fenced:
             raise
         except CloudError:
@@ -119,7 +124,7 @@ class Heartbeat:
         self._failures = 0
         return True
 
-    def _wait(self, started: float) -> None:
+    def _wait(self) -> None:
         if self._failures:
             pause = min(LONGEST_PAUSE_S, SPACING_S * 2.0**self._failures)
             pause *= random.uniform(0.7, 1.3)  # noqa: S311 - spreads retries, guards nothing
@@ -129,6 +134,6 @@ class Heartbeat:
                 self._closing.wait(pause)
         else:
             self._hurry.wait(self._every_s)
-        rest = SPACING_S - (self._monotonic() - started)
+        rest = SPACING_S - (self._monotonic() - self._last_write)
         if rest > 0:
             self._sleep(rest)

@@ -64,7 +64,8 @@ class Supervisor:
         self._environ = environ
         self._clock = clock
         self._store = self._open(timeout_s=120, retry_s=60)
-        quick = self._open(timeout_s=8, retry_s=8)  # a heartbeat that takes longer is superseded anyway
+        quick = self._open(timeout_s=8, retry_s=8)
+        once = self._open(timeout_s=8, retry_s=0)  # a heartbeat that takes longer is superseded anyway
         redact = Redactor(boot.secrets)
         self.events = EventLog(root / "events.jsonl", redact=redact, clock=clock)
         self.log = Log(root / "log.txt", quick, boot.epoch, redact=redact, echo=echo)
@@ -72,11 +73,11 @@ class Supervisor:
         self.rooms = rooms.prepare(root, boot.epoch)
         self.progress = Progress(self.rooms.status_file, clock=clock)
         self.heartbeat = Heartbeat(
-            quick,
+            once,
             boot.epoch,
             every_s=boot.heartbeat_s,
             sample=self._sample,
-            fence=lambda: epochs.check(quick, boot.epoch, boot.token),
+            fence=lambda: epochs.check(once, boot.epoch, boot.token),
             on_fenced=self.mail.fenced,
             clock=clock,
         )

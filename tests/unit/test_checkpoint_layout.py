@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioner.checkpoint import layout
+from provisioner.checkpoint.layout import Position
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("step-40", 40),
+        ("ckpt_000040.npz", 40),
+        ("checkpoint-500", 500),
+        ("global_step1000", 1000),
+        ("epoch=3-step=1200.ckpt", 1200),
+        ("model-7.tar.gz", 7),
+        ("0", 0),
+        ("模型-12", 12),
+        ("latest", None),
+        ("step-40.tmp", None),
+        ("step-40.partial", None),
+        (".step-40", None),
+        ("tmp-checkpoint-500", None),
+        ("step-40-final", None),
+        ("v1.5", None),
+        ("step-1234567890123", None),
+        ("", None),
+    ],
+)
+def test_the_step_is_read_from_the_end_of_the_name(name, step):
+    assert layout.step_of(name) == step
+
+
+@given(st.builds(Position, epoch=st.integers(0, 10**6 - 1), step=st.integers(0, 10**12 - 1)))
+def test_a_manifests_key_says_where_it_stands(position):
+    assert layout.position(layout.manifest(position)) == position
+
+
+def test_keys_that_are_no_manifests_have_no_position():
+    assert layout.position("checkpoints/x.json") is None
+    assert layout.position("chunks/000000000001-000001.json") is None
+
+
+def test_a_chunk_key_takes_nothing_but_a_hash():
+    with pytest.raises(ValueError, match="owner"):
+        layout.chunk("../epochs/1/owner.json")
