@@ -77,13 +77,16 @@ class AwsEmulator:
     # --- the server ---------------------------------------------------------------------------------------------------
 
     def start(self) -> str:
-        """Serve on a free loopback port; return the endpoint URL. moto is loaded behind the open port."""
+        """Serve on a free loopback port; return the endpoint URL. moto is loaded by the first request, or preload."""
         self._server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=_Handler)
         threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="aws", daemon=True
         ).start()
-        threading.Thread(target=self._moto, name="aws-load", daemon=True).start()
         return f"http://127.0.0.1:{self._server.server_port}"
+
+    def preload(self) -> None:
+        """Load moto in the background."""
+        threading.Thread(target=self._backends, args=("ec2",), name="aws-load", daemon=True).start()
 
     def stop(self) -> None:
         """Stop serving; machines are the business of their owner."""

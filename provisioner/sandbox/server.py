@@ -59,6 +59,7 @@ class Sandbox:
         self._stage = Stage(self, self.scenario)
         self._stage.start()
         _write_private(self.directory / FILE, json.dumps(ready) + "\n")
+        self.aws.preload()
         return ready
 
     def stop(self) -> None:
