@@ -15,17 +15,19 @@ from provisioner.model import Money
 
 GIB = 1024**3
 CNY = "CNY"
-_LONGEST_NUMBER = 24
+_TOO_BIG = Decimal(10) ** 18
 _MILLI = Decimal(1000)
 
 
 def number(value: object) -> int | None:
     """Read an integer that may come as int, float or digits in a string; None where it is neither."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str) or len(str(value)[:99]) > _LONGEST_NUMBER:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        return int(Decimal(str(value).strip()))
-    except (InvalidOperation, ValueError, OverflowError):
+        parsed = Decimal(str(value).strip())
+        # The size is looked at before the conversion: int(Decimal("1e999999999")) does not come back.
+        return int(parsed) if -_TOO_BIG < parsed < _TOO_BIG else None
+    except (InvalidOperation, ValueError):
         return None
 
 

@@ -213,7 +213,7 @@ class ProRoom:
         instance.command = command or instance.command
         self._board(instance, region)
         self._begin_start(instance)
-        return {"description": "开机指令已下发，请稍后关注实例最新状态"}  # noqa: RUF001 - verbatim
+        return {"description": "开机指令已下发，请稍后关注实例最新状态"}
 
     def power_off(self, fields: Fields, fault: str) -> None:
         """Ask for the end. While the instance starts it is accepted and lost [live]."""
@@ -237,7 +237,7 @@ class ProRoom:
         uuid = fields.text("instance_uuid")
         name = fields.text("image_name")
         if self._known(uuid).status != "shutdown":
-            raise ApiError("InternalError", "保存实例镜像前，请确保实例是关机状态")  # noqa: RUF001 - verbatim
+            raise ApiError("InternalError", "保存实例镜像前，请确保实例是关机状态")
         return {"image_uuid": self._images.save(name)}
 
     # -- life

@@ -50,7 +50,7 @@ def no_money() -> ApiError:
 
 def bad_token() -> ApiError:
     """Return the answer to a missing or wrong token [guess]."""
-    return ApiError("AuthorizeFailed", "登录超时，请重新登录")  # noqa: RUF001 - verbatim
+    return ApiError("AuthorizeFailed", "登录超时，请重新登录")
 
 
 def time_text(seconds: float | None) -> str | None:
