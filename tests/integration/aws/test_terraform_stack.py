@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ from provisioner.terraform.runner import Runner
 from provisioner.terraform.stack import RegionStack
 
 JOB = JobRef("digits", "1a2b3c4d")
+pytestmark = pytest.mark.timeout(1800)
 SPEC = StackSpec(JOB, "us-east-1", bucket="checkpoints", prefix="jobs/digits")
 OTHER_IMAGE = "ami-12c6146b"
 
@@ -81,6 +81,7 @@ def world(aws_box, toolchain, tmp_path):
 
 
 def test_a_region_is_prepared_as_designed_and_goes_without_a_trace(world):
+    world.environ["AWS_SECRET_ACCESS_KEY"] = secret = "canary-2f81"
     stack = world.stack()
     events = []
     stack.runner.on_event = events.append
@@ -103,6 +104,9 @@ def test_a_region_is_prepared_as_designed_and_goes_without_a_trace(world):
         "arn:aws:s3:::checkpoints": ["jobs/digits/*"],
     }
     assert world.box.launches() == []
+    for path in stack.runner.directory.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            assert secret.encode() not in path.read_bytes(), path
     stack.destroy()
     stack.destroy()
     assert world.left() == {}
@@ -141,9 +145,10 @@ def test_r23_adoption_never_replaces_the_machine(world):
         assert {(told["add"], told["remove"], told["import"]) for told in summaries} == {(0, 0, 1)}, case
         assert stack.node_id() == machine
         assert world.box.living() == [machine]
-        assert stack.drift() == ()
         assert stack.runner.plan().empty, f"{case}: the plan after the adoption wants something"
         stack.adopt(machine)
+        if market is Market.SPOT:
+            world.ec2.terminate_instances(InstanceIds=[machine])
         stack.release()
         assert world.box.living() == []
     assert len(world.box.launches()) == 4
@@ -151,6 +156,7 @@ def test_r23_adoption_never_replaces_the_machine(world):
     assert world.left() == {}
 
 
+@pytest.mark.slow
 def test_r25_a_machine_that_died_is_never_bought_again(world):
     stack = world.stack()
     made = stack.prepare()
@@ -243,14 +249,3 @@ def test_the_stand_in_is_for_a_cloud_on_this_machine_only(tmp_path, toolchain):
         runner.init()
         with pytest.raises(TerraformError, match="names no address of this machine"):
             runner.plan()
-
-
-def test_stacks_leave_no_secret_in_files(world):
-    world.environ["AWS_SECRET_ACCESS_KEY"] = secret = "canary-2f81"
-    stack = world.stack()
-    stack.runner.deadlines = replace(stack.runner.deadlines)
-    stack.prepare()
-    for path in stack.runner.directory.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            assert secret.encode() not in path.read_bytes(), path
-    shutil.rmtree(stack.runner.directory)
