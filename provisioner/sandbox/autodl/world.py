@@ -98,8 +98,9 @@ class World:
 
     def __init__(self, config: EmulatorConfig, hooks: Hooks, clock: Callable[[], float]) -> None:
         self.config = config
-        self.clock = clock
-        self.wallet = Wallet(config, clock)
+        self._real_clock = clock
+        self._moment: float | None = None
+        self.wallet = Wallet(config, self.clock)
         self.random = random.Random(config.seed)  # noqa: S311 - ids, not secrets
         self._hooks = hooks
         self._lock = threading.RLock()
@@ -152,9 +153,20 @@ class World:
         self._later.clear()
         self.wallet = Wallet(self.config, self.clock)
 
+    def clock(self) -> float:
+        """Return Unix time in seconds: now, or the time at which what is being done was due.
+
+        So what follows from one thing to the next takes its time from there, however late the first was done.
+        """
+        return self._real_clock() if self._moment is None else self._moment
+
     def _run_due(self) -> None:
-        while self._later and self._later[0][0] <= self.clock():
-            heapq.heappop(self._later)[2]()
+        try:
+            while self._later and self._later[0][0] <= self._real_clock():
+                self._moment, _, action = heapq.heappop(self._later)
+                action()
+        finally:
+            self._moment = None
 
     def _deliver(self) -> None:
         """Call the machines in order. A call that comes back into the emulator leaves its news to the outer loop."""
