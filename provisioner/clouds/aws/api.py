@@ -5,6 +5,7 @@ boto3 is imported with this module, and this module when the room is used.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -45,7 +46,9 @@ class Account:
         """Read the credentials from ``environ``, as the AWS tools do; what is not there comes from their files."""
         self._environ = environ
         self._sleep = sleep
+        self._session: boto3.Session | None = None
         self._clients: dict[tuple[str, str], Any] = {}
+        self._lock = threading.Lock()
 
     def region(self, name: str) -> Region:
         """Return the calls of one region."""
@@ -62,28 +65,32 @@ class Account:
 
     def _client(self, service: str, region: str) -> Any:
         key = (service, region)
-        if key not in self._clients:
-            environ = self._environ
-            config = Config(
-                connect_timeout=_CONNECT_S,
-                read_timeout=_READ_S,
-                retries={"mode": "standard", "total_max_attempts": 1},  # ours know which errors are worth it
-                user_agent_extra="gpu-failover",
+        with self._lock:
+            if key not in self._clients:
+                try:
+                    self._clients[key] = self._make(service, region)
+                except CALL_ERRORS as error:
+                    raise error_of(failure_of(error, service)) from error
+            return self._clients[key]
+
+    def _make(self, service: str, region: str) -> Any:
+        environ = self._environ
+        if self._session is None:  # one for all clients: each session reads EC2's description anew, half a second
+            self._session = boto3.Session(
+                aws_access_key_id=environ.get("AWS_ACCESS_KEY_ID"),
+                aws_secret_access_key=environ.get("AWS_SECRET_ACCESS_KEY"),
+                aws_session_token=environ.get("AWS_SESSION_TOKEN"),
+                profile_name=environ.get("AWS_PROFILE"),
             )
-            try:
-                session = boto3.Session(
-                    aws_access_key_id=environ.get("AWS_ACCESS_KEY_ID"),
-                    aws_secret_access_key=environ.get("AWS_SECRET_ACCESS_KEY"),
-                    aws_session_token=environ.get("AWS_SESSION_TOKEN"),
-                    profile_name=environ.get("AWS_PROFILE"),
-                    region_name=region,
-                )
-                endpoint = environ.get(f"AWS_ENDPOINT_URL_{service.upper()}") or environ.get("AWS_ENDPOINT_URL")
-                make: Any = session.client  # its stub has one overload per service
-                self._clients[key] = make(service, endpoint_url=endpoint, config=config)
-            except CALL_ERRORS as error:
-                raise error_of(failure_of(error, service)) from error
-        return self._clients[key]
+        config = Config(
+            connect_timeout=_CONNECT_S,
+            read_timeout=_READ_S,
+            retries={"mode": "standard", "total_max_attempts": 1},  # ours know which errors are worth it
+            user_agent_extra="gpu-failover",
+        )
+        endpoint = environ.get(f"AWS_ENDPOINT_URL_{service.upper()}") or environ.get("AWS_ENDPOINT_URL")
+        make: Any = self._session.client  # its stub has one overload per service
+        return make(service, region, endpoint_url=endpoint, config=config)
 
 
 def repeat(operation: str, call: Callable[[], T], sleep: Sleep, for_s: float = READ_FOR_S) -> T:

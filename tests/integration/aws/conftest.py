@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +44,12 @@ def eventually() -> Callable[..., bool]:
     return _eventually
 
 
+@functools.cache
+def _client(url: str, service: str, region: str) -> Any:
+    make: Any = boto3.client
+    return make(service, region, endpoint_url=url, aws_access_key_id="box", aws_secret_access_key="box")
+
+
 @dataclass
 class AwsBox:
     """The emulator of this process: one account, empty at the beginning of each test."""
@@ -57,8 +64,7 @@ class AwsBox:
         return {"AWS_ACCESS_KEY_ID": "box", "AWS_SECRET_ACCESS_KEY": "box", "AWS_ENDPOINT_URL": self.url}
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
-        make: Any = boto3.client
-        return make(service, region, endpoint_url=self.url, aws_access_key_id="box", aws_secret_access_key="box")
+        return _client(self.url, service, region)
 
     def instances(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.emulator.state()["instances"]

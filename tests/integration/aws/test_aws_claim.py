@@ -104,7 +104,7 @@ def test_r18_lost_before_the_work_was_done_is_tried_again(room: Any) -> None:
 
 
 def test_r18_doubt_then_refusal_finds_the_machine_of_the_lost_answer(room: Any) -> None:
-    """The answer is lost, and the repeat is refused before EC2 looks at the token: the machine is there all the same."""
+    """The answer is lost, and the repeat is refused before EC2 looks at the token: the machine is there."""
     room.box.emulator.faults.set(
         [
             {"action": "RunInstances", "lost": True, "times": 1},
