@@ -26,12 +26,13 @@ from provisioner.node import child as processes
 from provisioner.node import ending, environment, machine, notices, rooms
 from provisioner.node.bootstrap import Bootstrap
 from provisioner.node.commits import Committer
+from provisioner.node.following import Follower
 from provisioner.node.heartbeat import Heartbeat
 from provisioner.node.logs import Log
 from provisioner.node.mailbox import Mailbox, Stop
 from provisioner.node.patience import patiently
 from provisioner.node.progress import Progress
-from provisioner.node.verdict import Ended, Result, Verdict, judge
+from provisioner.node.verdict import Ended, Result, Verdict, judge, may_have_been_stopped
 from provisioner.telemetry.events import EventLog, Redactor
 
 T = TypeVar("T")
@@ -42,8 +43,6 @@ END_PATIENCE_S = 600.0
 """How long the last commit and ``done.json`` are tried after the command has ended by itself, in seconds."""
 GRACE_S = 25.0
 """What a SIGTERM leaves when nobody says how much, in seconds. ``FAILOVER_GRACE_S`` sets another."""
-_TICK_S = 0.5
-_SETTLE_S = 1.0
 
 
 class Supervisor:
@@ -149,7 +148,8 @@ class Supervisor:
         if before is not None and before.epoch == self.boot.epoch:
             self._note("done", "this placement has ended before; nothing to do")
             return ExitCode.DONE if before.result == Result.DONE else ExitCode.JOB_FAILED
-        self.progress.first_step_at = self.heartbeat.before.get("first_step_at")
+        if isinstance(first := self.heartbeat.before.get("first_step_at"), int | float):
+            self.progress.first_step_at = float(first)  # the node was restarted, its placement was not
         self._watch_for_notices()
         self._bring_in()
         return self._train()
@@ -201,7 +201,7 @@ class Supervisor:
         if self.mail.cancel.is_set():
             raise Abandoned("told to stop before the command was started")
         protect = (self._restored.position,) if self._restored else ()
-        self._committer = Committer(
+        committer = self._committer = Committer(
             self.rooms.checkpoints,
             Saver(
                 self._store,
@@ -217,7 +217,7 @@ class Supervisor:
             on_fenced=self.mail.fenced,
             report=self._say,
         )
-        self._committer.start()
+        committer.start()
         self._phase = "training"
         child = processes.start(
             self.boot.command,
@@ -229,55 +229,44 @@ class Supervisor:
         )
         self._note("started", f"the command runs (process {child.pid})", pid=child.pid)
         self.heartbeat.hurry()
+        follower = Follower(
+            child,
+            self.mail,
+            tick=self._tick,
+            own_stop=self._ttl,
+            upload_s=lambda: committer.last.seconds if committer.last else 0.0,
+            on_stop=self._on_stop,
+            on_kill=lambda: self._note("killed", "the command did not end in time after SIGTERM; SIGKILL"),
+        )
         try:
-            stop = self._follow(child)
+            stop = follower.until_end()
         except BaseException:
-            self._committer.abandon()
+            committer.abandon()
             child.kill()
             child.clean_up()
             raise
-        return self._after(child, self._committer, stop)
+        return self._after(follower, committer, stop)
 
-    def _follow(self, child: processes.Child) -> Stop | None:
-        """Wait for the command's end; return the request that led to it, if one did. Raises Fenced."""
-        stop: Stop | None = None
-        kill_at = float("inf")
-        while child.poll() is None:
-            message = self.mail.next(_TICK_S)
-            if self.progress.poll():
-                self.heartbeat.hurry()
-            self._look_at_disk()
-            if stop is None and isinstance(message := message or self._ttl(), Stop):
-                stop = message
-                kill_at = self._ask_to_end(child, stop)
-            elif isinstance(message, Stop):  # a second notice can only shorten the time
-                kill_at = min(kill_at, message.deadline - self._reserve(message.left()))
-            if time.monotonic() >= kill_at:
-                self._note("killed", "the command did not end in time after SIGTERM; SIGKILL")
-                child.kill()
-        return stop
+    def _tick(self) -> None:
+        if self.progress.poll():
+            self.heartbeat.hurry()
+        if not self._disk_told and (line := machine.full_disk(self.rooms.run, machine.LOW_DISK_BYTES)):
+            self._disk_told = True
+            self._note("disk", f"{line}; the next checkpoint may not fit")
 
-    def _ask_to_end(self, child: processes.Child, stop: Stop) -> float:
-        """Send SIGTERM; return when to send SIGKILL, on the monotonic clock."""
-        seconds = stop.left()
+    def _on_stop(self, stop: Stop) -> None:
         self._phase = "stopping"
-        self._note("stopping", f"{stop.reason}: asking the command for a last checkpoint, {seconds:.0f} s are left")
-        child.terminate()
+        self._note("stopping", f"{stop.reason}: asking the command for a last checkpoint, {stop.left():.0f} s are left")
         self.heartbeat.hurry()
-        return stop.deadline - self._reserve(seconds)
 
-    def _reserve(self, seconds: float) -> float:
-        """Return how much of the time that is left to keep for the last upload: what the last one took, and more."""
-        last = self._committer.last.seconds if self._committer and self._committer.last else 0.0
-        return min(max(5.0, 1.5 * last), seconds / 2)
-
-    def _after(self, child: processes.Child, committer: Committer, stop: Stop | None) -> ExitCode:
-        code = child.poll() or 0
-        child.clean_up()
+    def _after(self, follower: Follower, committer: Committer, stop: Stop | None) -> ExitCode:
+        code = follower.child.poll() or 0
+        follower.child.clean_up()
         self.progress.poll()
-        ended = self._ended(code, stop)
-        if stop is None and judge(ended).result is not Result.FAILED and not ended.done_file:
-            stop = self._late_stop(ended)
+        if stop is None and may_have_been_stopped(self._ended(code, stop)):
+            if self._watcher is not None:
+                self._watcher.look()
+            stop = follower.late_stop()
         self._phase = "saving"
         left = (stop.left() if stop else self._end_patience()) - 1.0
         whole = committer.finish(max(1.0, left))
@@ -302,18 +291,6 @@ class Supervisor:
             out_of_memory=machine.oom_kills() > self._oom_kills,
             disk_full=machine.full_disk(self.rooms.run),
         )
-
-    def _late_stop(self, ended: Ended) -> Stop | None:
-        """Give a signal or notice that ended the command a moment to reach us too, unless the work is surely done."""
-        if ended.code == 0 and ended.steps is not None and judge(ended).result is Result.DONE:
-            return None
-        if self._watcher is not None:
-            self._watcher.look()
-        end = time.monotonic() + _SETTLE_S
-        while (left := end - time.monotonic()) > 0:
-            if isinstance(message := self.mail.next(left), Stop):
-                return message
-        return None
 
     def _finish(self, verdict: Verdict, *, code: int | None = None, exit_code: ExitCode | None = None) -> ExitCode:
         """Say how it ended, in this order: the log, ``done.json``, the last heartbeat."""
@@ -411,11 +388,6 @@ class Supervisor:
         return (
             f"disk full: {full or self.root}" if error.errno == errno.ENOSPC else f"{error.filename}: {error.strerror}"
         )
-
-    def _look_at_disk(self) -> None:
-        if not self._disk_told and (line := machine.full_disk(self.rooms.run, machine.LOW_DISK_BYTES)):
-            self._disk_told = True
-            self._note("disk", f"{line}; the next checkpoint may not fit")
 
     def _patiently(self, call: Callable[[], T], seconds: float | None = None) -> T:
         """Ask the store with patience. At the start (no ``seconds``) a request to stop ends it."""

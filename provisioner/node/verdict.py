@@ -56,8 +56,7 @@ class Verdict:
 
 def judge(ended: Ended) -> Verdict:
     """Decide. Code 0 is done only when the command ended by itself and had reached its last step, if that is known."""
-    reached = ended.steps is not None and ended.step is not None and ended.step >= ended.steps
-    if ended.code == 0 and (ended.done_file or reached):
+    if _is_surely_done(ended):
         return Verdict(Result.DONE, "")
     if ended.stop_reason:
         return Verdict(Result.STOPPED, ended.stop_reason)
@@ -67,6 +66,16 @@ def judge(ended: Ended) -> Verdict:
     if number in STOPPING_SIGNALS:
         return Verdict(Result.STOPPED, f"the command was stopped from outside by {number.name}")
     return Verdict(Result.FAILED, _failure(ended, number))
+
+
+def may_have_been_stopped(ended: Ended) -> bool:
+    """Say whether a stop request that has not reached the node yet could be behind this end."""
+    return not _is_surely_done(ended) and (ended.code == 0 or _signal(ended.code) is not None)
+
+
+def _is_surely_done(ended: Ended) -> bool:
+    reached = ended.steps is not None and ended.step is not None and ended.step >= ended.steps
+    return ended.code == 0 and (ended.done_file or reached)
 
 
 def _ended_with_zero(ended: Ended) -> Verdict:

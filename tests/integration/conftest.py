@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,7 +101,7 @@ class NodeProcess:
         return path.read_text() if path.exists() else ""
 
     def until_step(self, step: int) -> None:
-        self.until(lambda: f"step {step}\n" in self.log())
+        self.until(lambda: re.search(rf"^step {step}\b", self.log(), re.MULTILINE))
 
     def until_committed(self, step: int) -> None:
         self.until(lambda: f"step {step} is committed" in self.log())
