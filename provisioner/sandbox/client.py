@@ -104,6 +104,8 @@ def open_box(directory: Path, scenario: Path) -> Iterator[Box]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def _did_not_start(code: int, log: Path) -> FailoverError:

@@ -168,6 +168,8 @@ def run_controller(config: Path, environ: Mapping[str, str], say: Callable[[str]
             process.send_signal(signal.SIGTERM)
             process.wait(10)
     words.join(5)
+    process.stdout.close()
+    process.stderr.close()
     try:
         report = json.loads(output)
     except ValueError as error:

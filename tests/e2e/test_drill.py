@@ -1,0 +1,122 @@
+"""The main job, as an operator sees it: ``failover drill`` from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.sandbox.machines import MARKER
+
+
+def drill(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "provisioner.cli", "drill", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, **(environ or {})},
+    )
+
+
+def processes_of(folder: Path) -> list[str]:
+    """List the command lines of processes that belong to a drill in ``folder``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            environ = (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(folder) in command or (MARKER.encode() in environ and str(folder).encode() in environ):
+            found.append(command)
+    return found
+
+
+def assert_the_story(report: dict[str, Any]) -> None:
+    """The acceptance of the main job."""
+    assert report["result"] == "completed"
+    first, second = report["placements"]
+    assert (first["epoch"], first["cloud"], first["ended"]) == (1, "autodl", "lost")
+    assert (second["epoch"], second["cloud"], second["zone"]) == (2, "aws", "us-east-1b")
+    refused = [(attempt["zone"], attempt["failure"]) for attempt in second["attempts"] if attempt["cloud"] == "aws"]
+    assert refused == [("us-east-1a", "no_capacity")]
+    assert second["market"] in {"spot", "on-demand"}
+    assert second["instance_type"]
+    assert report["restored_step"] == second["restored_step"] == 40
+    assert report["final_step"] == 100
+    assert 0 <= report["steps_lost"] <= 10, "at most what lies between two checkpoints"
+    assert report["recovery_seconds"] > 0
+    assert report["cost_estimate"]["by_currency"]["CNY"] > 0
+    assert report["cost_estimate"]["by_currency"]["USD"] > 0
+    assert report["leaked"] == []
+    assert report["model_identical"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("provider", ["stand-in", "auto"])
+def test_a_job_loses_autodl_finds_zone_a_sold_out_and_finishes_in_zone_b(provider: str, tmp_path: Path) -> None:
+    done = drill("--json", "--provider", provider, "--directory", str(tmp_path / "drill"))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)  # stdout is the report and nothing else
+    assert_the_story(report)
+    assert processes_of(tmp_path) == []
+    state = json.loads((tmp_path / "drill/state/jobs/digits/report.json").read_text())
+    assert state["result"] == "completed"
+
+
+@pytest.mark.slow
+def test_everything_sold_out_is_exit_code_3_and_names_every_place(tmp_path: Path) -> None:
+    done = drill(
+        "examples/drills/sold-out.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")
+    )
+    assert done.returncode == 3, done.stderr
+    report = json.loads(done.stdout)
+    assert report["result"] == "no_offer"
+    assert {attempt["failure"] for attempt in report["refused"]} == {"no_capacity"}
+    assert report["leaked"] == []
+
+
+@pytest.mark.slow
+def test_a_spot_notice_costs_no_step(tmp_path: Path) -> None:
+    done = drill(
+        "examples/drills/spot-notice.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["result"] == "completed"
+    assert "stopped" in [placement["ended"] for placement in report["placements"]]
+    assert report["steps_lost"] == 0
+    assert report["leaked"] == []
+    assert report["model_identical"] is True
+
+
+@pytest.mark.slow
+def test_a_machine_that_dies_at_boot_is_replaced(tmp_path: Path) -> None:
+    done = drill(
+        "examples/drills/dies-at-boot.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["placements"][0]["ended"] in {"never_started", "lost"}
+    assert report["placements"][-1]["ended"] == "completed"
+    assert report["leaked"] == []
+
+
+def test_a_wrong_scenario_is_one_line_with_its_place(tmp_path: Path) -> None:
+    scenario = tmp_path / "wrong.yaml"
+    scenario.write_text("name: wrong\nevents:\n  - when: {epoch: 1}\n    do: {take_machine: {cloud: azure}}\n")
+    done = drill(str(scenario))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "wrong.yaml:4" in done.stderr
