@@ -104,6 +104,7 @@ class Machines:
                 [*guest, "1" if rerun_on_reboot else "0", *boot],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                bufsize=0,
                 env=self._environment(machine_id, directory, env),
                 start_new_session=True,
                 cwd=directory / "root",
@@ -120,10 +121,9 @@ class Machines:
         if machine is None:
             return
         machine.plug_pulled.set()
-        with contextlib.suppress(OSError):  # it may be off already
+        with contextlib.suppress(OSError, ValueError):  # it may be off already, its pipe closed
             assert machine.process.stdin is not None  # noqa: S101 - we asked for a pipe
             machine.process.stdin.write(b"kill\n")
-            machine.process.stdin.flush()
         try:
             machine.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -201,11 +201,10 @@ class Machines:
 
     def _watch(self, machine_id: str, machine: _Machine) -> None:
         """Wait for the guest's own words, then for its end."""
-        assert machine.process.stdout is not None  # noqa: S101 - we asked for a pipe
         powered_off = False
-        for line in machine.process.stdout:
-            powered_off = line.strip() == b"off"
-        machine.process.wait()
+        with machine.process as process:  # closes both pipes, and waits
+            for line in process.stdout or ():
+                powered_off = line.strip() == b"off"
         if machine.plug_pulled.is_set():
             return
         _kill_marked(machine_id)
