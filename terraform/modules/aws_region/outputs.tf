@@ -15,13 +15,13 @@ output "security_group_id" {
 
 output "subnet_ids" {
   description = "Subnet of each usable zone: `{ us-east-1a = \"subnet-...\" }`."
-  value = merge(
+  value = tomap(merge(
     { for zone, subnet in aws_subnet.own : zone => subnet.id },
     {
       for subnet in data.aws_subnet.default : subnet.availability_zone => subnet.id
       if length(var.zones) == 0 || contains(var.zones, subnet.availability_zone)
     },
-  )
+  ))
 }
 
 output "vpc_id" {

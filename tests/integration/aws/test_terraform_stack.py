@@ -83,7 +83,7 @@ def world(aws_box, toolchain, tmp_path):
 def test_a_region_is_prepared_as_designed_and_goes_without_a_trace(world):
     world.environ["AWS_SECRET_ACCESS_KEY"] = secret = "canary-2f81"
     stack = world.stack()
-    events = []
+    events: list[dict] = []
     stack.runner.on_event = events.append
     made = stack.prepare()
     assert set(made.subnet_ids) >= {"us-east-1a", "us-east-1b"}
@@ -137,7 +137,7 @@ def test_r23_adoption_never_replaces_the_machine(world):
     ):
         machine = world.claim(made, market, user_data=f"#!/bin/bash\n# {case}\nsleep 600\n", token=case)
         stack.spec = spec
-        summaries = []
+        summaries: list[dict] = []
         stack.runner.on_event = lambda event, into=summaries: (
             into.append(event) if event["kind"] == "change_summary" else 0
         )
