@@ -15,6 +15,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -202,11 +203,11 @@ class _Search:
 
     def _mirror_environment(self, name: str, root: Path) -> dict[str, str]:
         body = f'  filesystem_mirror {{\n    path    = {json.dumps(str(root))}\n    include = ["*/*/*"]\n  }}\n'
-        return self._configuration(name, body)
+        return self._configuration(f"{name}-{_digest(str(root))}", body)
 
     def _configuration(self, name: str, body: str) -> dict[str, str]:
         path = self.state / f"{name}.tfrc"
-        path.write_text(f"provider_installation {{\n{body}}}\n", encoding="utf-8")
+        _replace(path, f"provider_installation {{\n{body}}}\n", 0o600)
         return {"TF_CLI_CONFIG_FILE": str(path)}
 
     def _trial(self, terraform: tuple[str, ...], env: Mapping[str, str], deadline_s: float) -> str | None:
@@ -222,7 +223,7 @@ class _Search:
         if importlib.util.find_spec("tf") is None:
             message = "no AWS provider for Terraform could be had, and the sandbox's stand-in is not installed"
             raise TerraformError(message, hint="run: pip install 'gpu-failover[sandbox]'")
-        root = self.state / "stand-in"
+        root = self.state / f"stand-in-{_digest(sys.executable, __file__)}"
         folder = root / self._provider_host(terraform) / "hashicorp" / "aws" / STAND_IN_VERSION / mirrors.platform()
         package = Path(__file__).resolve().parents[2]
         call = f'exec {sh(sys.executable)} -m {_STAND_IN_MODULE} "$@"'
@@ -291,10 +292,7 @@ class _Memory:
 
     def write(self, found: Toolchain) -> None:
         kept = {name: getattr(found, name) for name in _MEMBERS}
-        text = json.dumps({"key": self._key, "terraform": found.terraform, **kept})
-        draft = self._path.with_suffix(f".{os.getpid()}")
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(self._path)
+        _replace(self._path, json.dumps({"key": self._key, "terraform": found.terraform, **kept}), 0o600)
 
 
 _MEMBERS: Final = ("env", "source", "provider", "version", "note")
@@ -317,8 +315,18 @@ class _Folder:
 
 def _launcher(path: Path, command: str) -> Path:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
-    draft.chmod(0o700)
-    draft.replace(path)
+    _replace(path, f"#!/bin/sh\n{command}\n", 0o700)
     return path
+
+
+def _replace(path: Path, text: str, mode: int) -> None:
+    """Write a file as a whole: another controller may be reading it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.chmod(mode)
+    draft.replace(path)
+
+
+def _digest(*parts: str) -> str:
+    """Return a short name of what a file is made from, so that another one gets another name."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]

@@ -6,9 +6,11 @@ cases, so :mod:`.process` runs them.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -65,12 +67,14 @@ class Runner:
         """Install the provider and the modules. Does nothing when neither has changed since the last time."""
         mark = self.directory / ".terraform" / "initialized"
         wanted = self._init_key()
-        if mark.is_file() and mark.read_text(encoding="utf-8") == wanted:
+        installed = (self.directory / ".terraform" / "providers").glob("*/*/*/*/*")
+        if mark.is_file() and mark.read_text(encoding="utf-8") == wanted and all(path.exists() for path in installed):
             return
         # The lock file pins a provider for repeatable runs; a different toolchain brings a provider of its own.
         (self.directory / ".terraform.lock.hcl").unlink(missing_ok=True)
         argv = self._argv("init", input=False, no_color=IsFlagged)
-        self._run("init", argv, self.deadlines.init_s)
+        with _alone(self.toolchain.env.get("TF_PLUGIN_CACHE_DIR")):
+            self._run("init", argv, self.deadlines.init_s)
         mark.parent.mkdir(exist_ok=True)
         mark.write_text(wanted, encoding="utf-8")
 
@@ -203,6 +207,17 @@ class Runner:
 
 
 _STATE_VERSION: Final = 4
+
+
+@contextmanager
+def _alone(cache: str | None) -> Iterator[None]:
+    """Let one init at a time fill Terraform's provider cache, which does not guard itself."""
+    if cache is None:
+        yield
+        return
+    with Path(cache, ".lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _addresses(content: Mapping[str, Any]) -> list[tuple[str, str]]:

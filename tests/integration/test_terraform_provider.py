@@ -150,7 +150,7 @@ def test_in_the_sandbox_the_stand_in_takes_its_place_and_says_so(machine):
     found = machine.discover(AWS_ENDPOINT_URL="http://127.0.0.1:9")
     assert found.source == "sandbox"
     assert "not the official provider" in found.note
-    (launcher,) = machine.state.glob("terraform/stand-in/host.example/hashicorp/aws/*/*/terraform-provider-aws_v*")
+    (launcher,) = machine.state.glob("terraform/stand-in-*/host.example/hashicorp/aws/*/*/terraform-provider-aws_v*")
     assert sys.executable in launcher.read_text()
     assert found.describe()["source"] == "sandbox"
     with pytest.raises(TerraformError, match="no AWS provider"):
@@ -179,4 +179,4 @@ def test_the_library_serves_where_there_is_no_program(machine, tmp_path):
     )
     assert found.terraform == (str(machine.state / "terraform" / "bin" / "terraform"),)
     assert found.version.startswith("1.")
-    assert list(Path(machine.state).glob("terraform/stand-in/*/hashicorp/aws"))
+    assert list(Path(machine.state).glob("terraform/stand-in-*/*/hashicorp/aws"))
