@@ -119,7 +119,10 @@ class ElasticApi:
     def events(self, deployment: str, *, container: str = "") -> list[ContainerEvent]:
         """List what happened to the containers of a deployment, oldest first."""
         filters = {"deployment_uuid": deployment, "deployment_container_uuid": container}
-        found = pages(self._wire, f"{_PREFIX}/container/event/list", ContainerEvent.read, filters)
+        found = list(pages(self._wire, f"{_PREFIX}/container/event/list", ContainerEvent.read, filters))
+        # Times have seconds only, so events of one second keep the list's own order, whichever way that runs.
+        if found and (found[0].created_at or 0.0) >= (found[-1].created_at or 0.0):
+            found.reverse()
         return sorted(found, key=lambda event: event.created_at or 0.0)
 
     def containers(
