@@ -34,11 +34,12 @@ _OURS = {
 
 def pytest_configure(config: pytest.Config) -> None:
     """Drop the operator's accounts and settings before any module of ours reads them, children included."""
-    del config
     for name in list(os.environ):
         if name.startswith(_FOREIGN) and name not in _KEPT:
             del os.environ[name]
     os.environ.update(_OURS)
+    # The node's wheels are fetched once for all tests; everything else has a home of its own.
+    os.environ["FAILOVER_CACHE_DIR"] = str(config.rootpath / ".pytest_cache" / "runtime")
     sys.addaudithook(_stay_on_this_machine)
 
 

@@ -29,8 +29,13 @@ def state_root(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def cache_root(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the folder for what can be fetched again: ``$XDG_CACHE_HOME/gpu-failover``, else below ``~/.cache``."""
+    """Return the folder for what can be fetched again.
+
+    ``$FAILOVER_CACHE_DIR``, else ``$XDG_CACHE_HOME/gpu-failover``, else ``~/.cache/gpu-failover``.
+    """
     env = os.environ if environ is None else environ
+    if env.get("FAILOVER_CACHE_DIR"):
+        return Path(env["FAILOVER_CACHE_DIR"]).expanduser()
     home = env.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     return Path(home) / "gpu-failover"
 
