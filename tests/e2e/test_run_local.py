@@ -1,0 +1,226 @@
+"""``failover run`` on this machine alone: no cloud, no Terraform, a directory as the store. Real processes throughout."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+TRAIN = """
+import os, pathlib, sys, time
+steps, pace = int(sys.argv[1]), float(sys.argv[2])
+kept = pathlib.Path(os.environ["FAILOVER_CHECKPOINT_DIR"])
+restored = os.environ["FAILOVER_RESTORE_PATH"]
+start = 0
+if restored:
+    start = int(next(pathlib.Path(restored).iterdir()).name.split("-")[1])
+for step in range(start + 1, steps + 1):
+    time.sleep(pace)
+    print("step", step, flush=True)
+    if step % 5 == 0:
+        draft = kept / ".draft"
+        draft.write_text(str(step))
+        draft.rename(kept / f"step-{step}")
+if "FAIL_AT_END" in os.environ:
+    print("ValueError: no such layer", flush=True)
+    sys.exit(9)
+"""
+
+
+class Place:
+    """A folder with a job, a store and a state directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "code").mkdir()
+        (folder / "code/train.py").write_text(TRAIN)
+        self.environ = {**os.environ, "FAILOVER_STATE_DIR": str(folder / "state")}
+        self.environ.pop("AUTODL_TOKEN", None)
+
+    def config(self, *, steps: int = 20, pace: float = 0.05, **changes: Any) -> Path:
+        config: dict[str, Any] = {
+            "job": {
+                "name": "small",
+                "command": [sys.executable, "train.py", str(steps), str(pace)],
+                "workdir": "code",
+                "steps": steps,
+            },
+            "checkpoint": {"store": f"file://{self.folder}/store"},
+            "fallback": [{"local": {}}],
+            "policy": {"heartbeat": "1s", "poll": "1s", "lost_after": "15s", "boot_timeout": "60s", "retry_for": "0s"},
+        }
+        for section, values in changes.items():
+            config[section] = {**config.get(section, {}), **values}
+        path = self.folder / "failover.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "provisioner.cli", *arguments],
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def call(self, *arguments: str) -> tuple[int, str, str]:
+        with self.start(*arguments) as process:
+            out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    def heartbeat(self) -> dict[str, Any]:
+        beats = sorted(self.folder.glob("store/small/epochs/*/heartbeat.json"))
+        try:
+            return json.loads(beats[-1].read_text()) if beats else {}
+        except (ValueError, FileNotFoundError):
+            return {}
+
+    def wait_for_step(self, step: int) -> None:
+        wait(lambda: (self.heartbeat().get("step") or 0) >= step, f"step {step}")
+
+    def nodes(self) -> list[int]:
+        """Return the processes that run the node or the training of this folder."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (entry / "cmdline").read_bytes().decode("utf-8", "replace")
+                inside = str(self.folder) in os.readlink(entry / "cwd") or str(self.folder) in command
+            except OSError:
+                continue
+            if inside and ("provisioner.node" in command or "train.py" in command):
+                found.append(int(entry.name))
+        return found
+
+
+def wait(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"waited {seconds} s for {what}"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_job_runs_to_its_end_and_leaves_nothing(place: Place) -> None:
+    code, out, err = place.call("run", str(place.config()), "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    assert (report["result"], report["final_step"], report["leaked"]) == ("completed", 20, [])
+    assert place.nodes() == []
+    code, out, _ = place.call("logs", "small")
+    assert code == 0
+    assert "step 20" in out
+    code, out, _ = place.call("status", "--json")
+    assert [(row["job"], row["state"]) for row in json.loads(out)] == [("small", "completed")]
+
+
+def test_a_job_that_fails_is_exit_code_1_and_is_not_tried_again(place: Place) -> None:
+    code, out, err = place.call("run", str(place.config(job={"env": {"FAIL_AT_END": "1"}})), "--json")
+    assert code == 1, err
+    report = json.loads(out)
+    assert report["result"] == "failed"
+    assert [placement["exit_code"] for placement in report["placements"]] == [9]
+
+
+def test_kill_9_then_run_again_goes_on_with_the_same_machine(place: Place) -> None:
+    config = place.config(steps=120, pace=0.1)
+    with place.start("run", str(config), "--json") as first:
+        place.wait_for_step(8)
+        first.send_signal(signal.SIGKILL)
+    before = place.heartbeat()
+    wait(lambda: place.heartbeat().get("step", 0) > before["step"], "the node to go on without its controller")
+    code, out, err = place.call("run", str(config), "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    assert report["result"] == "completed"
+    assert [placement["epoch"] for placement in report["placements"]] == [1]
+    assert report["final_step"] == 120
+
+
+def test_interrupted_it_leaves_the_job_running_and_says_how_to_come_back(place: Place) -> None:
+    config = place.config(steps=400, pace=0.1)
+    with place.start("run", str(config)) as controller:
+        place.wait_for_step(3)
+        controller.send_signal(signal.SIGINT)
+        out, err = controller.communicate(timeout=30)
+    assert controller.returncode == 130
+    assert out == ""
+    assert f"failover run {config}" in err
+    step = place.heartbeat()["step"]
+    wait(lambda: place.heartbeat()["step"] > step, "the job to go on")
+    code, out, err = place.call("down", "small", "--json")
+    assert code == 0, err
+    assert json.loads(out)["leaked"] == []
+    wait(lambda: place.nodes() == [], "the node to end")
+    code, out, _ = place.call("status", "small", "--json")
+    assert json.loads(out)["state"] == "taken_down"
+
+
+def test_down_asks_a_running_controller(place: Place) -> None:
+    with place.start("run", str(place.config(steps=400, pace=0.1)), "--json") as controller:
+        place.wait_for_step(3)
+        code, _, err = place.call("down", "small", "--json")
+        assert code == 0, err
+        out, err = controller.communicate(timeout=30)
+    assert controller.returncode == 130, err
+    assert json.loads(out)["result"] == "taken_down"
+    assert place.nodes() == []
+
+
+def test_a_second_controller_is_refused_in_one_line(place: Place) -> None:
+    config = place.config(steps=400, pace=0.1)
+    with place.start("run", str(config)) as first:
+        place.wait_for_step(1)
+        code, out, err = place.call("run", str(config))
+        assert (code, out) == (2, "")
+        assert f"already run by process {first.pid}" in err
+        place.call("down", "small")
+        first.communicate(timeout=30)
+
+
+def test_a_node_that_is_killed_is_replaced_from_its_last_checkpoint(place: Place) -> None:
+    with place.start("run", str(place.config(steps=60, pace=0.1)), "--json") as controller:
+        place.wait_for_step(12)
+        for pid in place.nodes():
+            os.kill(pid, signal.SIGKILL)
+        out, err = controller.communicate(timeout=110)
+    assert controller.returncode == 0, err
+    report = json.loads(out)
+    assert [placement["ended"] for placement in report["placements"]][-1] == "completed"
+    assert len(report["placements"]) == 2
+    assert report["restored_step"] >= 5
+    assert report["final_step"] == 60
+
+
+def test_a_deadline_stops_the_job_with_exit_code_4(place: Place) -> None:
+    code, out, err = place.call("run", str(place.config(steps=900, pace=0.1, policy={"deadline": "6s"})), "--json")
+    assert code == 4, err
+    assert "deadline" in json.loads(out)["reason"]
+    assert place.nodes() == []
+
+
+def test_a_finished_job_that_is_run_again_goes_on_from_its_checkpoint(place: Place) -> None:
+    place.call("run", str(place.config(steps=20)), "--json")
+    code, out, err = place.call("run", str(place.config(steps=30)), "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    assert report["placements"][0]["restored_step"] == 20
+    assert report["final_step"] == 30
+    code, out, err = place.call("run", str(place.config(steps=10)), "--fresh", "--json")
+    assert code == 0, err
+    assert json.loads(out)["placements"][0]["restored_step"] is None
