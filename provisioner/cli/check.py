@@ -108,13 +108,9 @@ def _question(
 
 def _client(base_url: str) -> AutodlClient:
     from provisioner.clouds.autodl.client import AutodlClient
+    from provisioner.clouds.autodl.wire import token_of
 
-    token = os.environ.get("AUTODL_TOKEN")
-    if token is None:
-        raise ConfigError(
-            "AUTODL_TOKEN is not set", hint="copy the developer token from AutoDL's console: account, settings"
-        )
-    return AutodlClient(token, base_url)
+    return AutodlClient(token_of(os.environ), base_url)
 
 
 class _Watcher:
@@ -150,13 +146,13 @@ class _Watcher:
     def failed(self, error: CloudError, wait_s: float) -> None:
         import time
 
-        click.echo(f"{error}; next look in {wait_s:.0f} s", err=True)
+        click.echo(f"{error}; next look in {wait_s:.3g} s", err=True)
         if self._metrics is not None:
             self._metrics.failed(time.time())
 
     def nothing(self, look: Look, wait_s: float) -> None:
         del look
-        click.echo(f"no matching card is free; next look in {wait_s:.0f} s", err=True)
+        click.echo(f"no matching card is free; next look in {wait_s:.3g} s", err=True)
 
     def came_free(self, look: Look) -> None:
         click.echo(look.headline(), err=True)

@@ -212,13 +212,15 @@ class Heard(list):
 
 def play(script, **options):
     """Run a watch over looks (True, False) and errors; return what was heard and the waits."""
-    left, heard, waits = list(script), Heard(), []
+    left: list[Any] = list(script)
+    heard, waits = Heard(), []
 
     def look() -> Any:
         step = left.pop(0)
         if isinstance(step, Exception):
             raise step
-        return Look(step)
+        found: Any = Look(step)
+        return found
 
     def sleep(seconds):
         waits.append(seconds)
@@ -253,9 +255,12 @@ def play_into(heard, script):
         if not left:
             raise KeyboardInterrupt
 
+    def look() -> Any:
+        return Look(left.pop(0))
+
     listener = Heard()
     try:
-        watch(lambda: Look(left.pop(0)), listener, pace=Pace(1.0), forever=True, sleep=sleep)
+        watch(look, listener, pace=Pace(1.0), forever=True, sleep=sleep)
     finally:
         heard += listener
 

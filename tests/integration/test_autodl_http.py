@@ -11,10 +11,12 @@ import urllib.request
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from provisioner.clouds import open_cloud
 from provisioner.clouds.autodl import AutodlClient, AutodlCloud
 from provisioner.clouds.autodl.elastic_api import Template
 from provisioner.clouds.base import Request
@@ -162,6 +164,19 @@ def test_every_call_of_the_document_is_answered(served):
         client.elastic.delete(service)
     called = {(entry["method"], entry["path"]) for entry in emulator.requests()}
     assert set(emulator.routes) - called == set()
+
+
+def test_the_room_is_opened_by_the_controllers_door(served, tmp_path):
+    server, _ = served
+    config = SimpleNamespace(
+        primary=SimpleNamespace(autodl=SimpleNamespace(**vars(Settings("pro")), base_url=server.url)),
+        resources=SimpleNamespace(gpus=(), count=1, min_vram_gb=0, cuda=(12, 4)),
+        policy=SimpleNamespace(poll=1.0),
+    )
+    cloud = open_cloud("autodl", job=JOB, config=config, directory=tmp_path, environ={"AUTODL_TOKEN": TOKEN})
+    assert cloud.owned() == []
+    with pytest.raises(Unauthorized, match="AUTODL_TOKEN"):
+        open_cloud("autodl", job=JOB, config=config, directory=tmp_path, environ={})
 
 
 def test_a_path_that_is_not_there_is_http_404(served):

@@ -1,6 +1,5 @@
 """AutoDL's encodings and its error table."""
 
-
 from __future__ import annotations
 
 from decimal import Decimal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +20,8 @@ from provisioner.errors import CloudError, Unauthorized
 from provisioner.model import Failure, FailureKind, JobRef, Launch, Node, NodeState, Offer, Owned, Scope
 
 _PRO_ID = "pro-"
+_PATIENCE_S = 45.0
+"""For one question of the controller, which has heartbeats to watch besides."""
 
 
 class AutodlCloud:
@@ -90,8 +93,10 @@ class AutodlCloud:
         if not token:
             raise Unauthorized("AUTODL_TOKEN is not set", hint="AutoDL: console > account > settings > developer token")
         request = Request(tuple(wanted.gpus), wanted.count, wanted.min_vram_gb, wanted.cuda)
-        client = AutodlClient(token, settings.base_url)
-        return cls(settings, job, client, request=request, poll_s=min(5.0, config.policy.poll))
+        client = AutodlClient(token, settings.base_url, patience_s=_PATIENCE_S)
+        cloud = cls(settings, job, client, request=request, poll_s=min(5.0, config.policy.poll))
+        weakref.finalize(cloud, client.close)
+        return cloud
 
     @property
     def _chosen(self) -> Machines:

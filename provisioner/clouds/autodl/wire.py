@@ -59,6 +59,15 @@ def checked_token(token: str) -> str:
     return token
 
 
+def token_of(environ: Mapping[str, str]) -> str:
+    """Return the developer token of an environment. Raises ConfigError where there is none."""
+    if "AUTODL_TOKEN" not in environ:
+        raise ConfigError(
+            "AUTODL_TOKEN is not set", hint="copy the developer token from AutoDL's console: account, settings"
+        )
+    return checked_token(environ["AUTODL_TOKEN"])
+
+
 def checked_base_url(base_url: str) -> str:
     """Return the address without a slash at its end. Raises ConfigError for what is no http(s) address."""
     try:
