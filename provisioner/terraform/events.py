@@ -110,6 +110,11 @@ def code_in(text: str) -> str:
     return found.group(1) if found else ""
 
 
+def locked(text: str) -> bool:
+    """Say whether an error is that another run holds the stack's lock."""
+    return _LOCKED in text
+
+
 def failure(what: str, diagnostics: list[Mapping[str, Any]], stderr: str, returncode: int, hint: str) -> CloudError:
     """Return the error for a run that failed: the first diagnostic, else the last words on stderr, in one line."""
     if diagnostics:
@@ -122,7 +127,7 @@ def failure(what: str, diagnostics: list[Mapping[str, Any]], stderr: str, return
         return Unauthorized(message, hint=hint)
     if _NETWORK.search(text):
         return Unreachable(message, hint=hint)
-    if _LOCKED in text:
+    if locked(text):
         hint = "another Terraform run works on this stack; wait for it, or see `terraform force-unlock`"
     return TerraformError(message, hint=hint)
 

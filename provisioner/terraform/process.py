@@ -6,6 +6,7 @@ a run whose controller was killed finishes its work instead of dying of a closed
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -84,12 +85,53 @@ def run(
             umask=0o077,
         )
         lines = _Lines(reader, on_line or (lambda _line: None))
+        owner = log.with_suffix(f".{process.pid}.owner")
+        owner.write_text(json.dumps([[process.pid, _born(process.pid)], [os.getpid(), _born(os.getpid())]]))
         try:
             timed_out = _follow(process, lines, clock, deadline_s)
         finally:
             _end(process, grace_s)
+            owner.unlink(missing_ok=True)
         lines.read()
     return Finished(process.returncode, timed_out, stdout, stderr)
+
+
+def end_orphans(logs: Path, grace_s: float = 20.0) -> bool:
+    """End runs that outlived the process that started them; say whether there was one. ``logs``: where their logs are.
+
+    A run that was left alone finishes its work, but nobody watches its deadline any more. Knows of none where there is
+    no /proc.
+    """
+    ended = [_end_orphan(note, grace_s) for note in logs.glob("*.owner")]
+    return any(ended)
+
+
+def _end_orphan(note: Path, grace_s: float) -> bool:
+    try:
+        (pid, born), (parent, parent_born) = json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+    if _born(parent) == parent_born:
+        return False
+    note.unlink(missing_ok=True)
+    if not born or _born(pid) != born:
+        return False
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGINT)
+        end = time.monotonic() + grace_s
+        while _born(pid) == born and time.monotonic() < end:
+            time.sleep(_POLL_S)
+        os.killpg(pid, signal.SIGKILL)
+    return True
+
+
+def _born(pid: int) -> str:
+    """Return when a process was started, in the kernel's ticks; empty when it is gone or only a zombie."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state == "Z" else fields[18]
 
 
 def _follow(process: subprocess.Popen[bytes], lines: _Lines, clock: Callable[[], float], deadline_s: float) -> bool:

@@ -167,6 +167,15 @@ class Runner:
         return [*self.toolchain.terraform, *built[1:]]
 
     def _run(self, verb: str, argv: list[str], deadline_s: float) -> process.Finished:
+        """Run one command; once more if what held the stack's lock was a run that nobody watches any more."""
+        try:
+            return self._run_once(verb, argv, deadline_s)
+        except TerraformError as error:
+            if not events.locked(str(error)) or not process.end_orphans(self.directory / _LOGS, self.deadlines.grace_s):
+                raise
+            return self._run_once(verb, argv, deadline_s)
+
+    def _run_once(self, verb: str, argv: list[str], deadline_s: float) -> process.Finished:
         logs = self.directory / _LOGS
         logs.mkdir(mode=0o700, exist_ok=True)
         diagnostics: list[Mapping[str, Any]] = []

@@ -265,6 +265,34 @@ def test_a_lock_whose_owner_was_killed_does_not_stop_the_next_run(plain, tmp_pat
 
 
 @needs_terraform
+def test_a_lock_of_a_run_whose_controller_was_killed_is_recovered(plain, tmp_path):
+    (plain.directory / "main.tf").write_text(SLOW_THING)
+    plain.init()
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from provisioner.terraform.plan import Allow\n"
+        "from provisioner.terraform.provider import Toolchain\n"
+        "from provisioner.terraform.runner import Runner\n"
+        "runner = Runner(Toolchain((sys.argv[1],), {'TF_CLI_CONFIG_FILE': os.devnull}), Path(sys.argv[2]))\n"
+        "runner.apply(runner.plan(), Allow.PREPARE)\n"
+    )
+    argv = [sys.executable, "-c", code, *plain.toolchain.terraform, str(plain.directory)]
+    controller = subprocess.Popen(argv, cwd=Path.cwd())
+    wait_for(tmp_path / "started")
+    plain.deadlines = Deadlines(lock_s=0, grace_s=5.0)
+    with pytest.raises(TerraformError, match="Error acquiring the state lock"):
+        plain.plan()
+    controller.kill()
+    controller.wait()
+    plan = plain.plan()
+    assert "terraform_data.other" in plain.state()
+    (tmp_path / "go").touch()
+    plain.apply(plan, Allow.PREPARE)
+    assert set(plain.state()) == {"terraform_data.slow", "terraform_data.other"}
+    assert list((plain.directory / ".runs").glob("*.owner")) == []
+
+
+@needs_terraform
 def test_a_deadline_lets_terraform_note_what_it_has_made(plain, tmp_path):
     (plain.directory / "main.tf").write_text(SLOW_THING)
     plain.init()
