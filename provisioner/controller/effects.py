@@ -63,6 +63,7 @@ class World:
         self._clouds: dict[str, Cloud] = {}
         self._adoption: threading.Thread | None = None
         self._preparation: threading.Thread | None = None
+        self._enough_prepared = threading.Event()
 
     # -- the steps, in the order of a job's life ------------------------------------------------------------------
 
@@ -124,7 +125,6 @@ class World:
         cloud = self._cloud(offer.cloud)
         self.events.emit("claim", epoch=epoch, offer=offer.key, price=price_words(choice))
         try:
-            _join(self._preparation)
             cloud.prepare(offer.region)
             launch = self.launcher.launch(offer, epoch, attempt, published)
             answer = cloud.claim(offer, launch)
@@ -171,6 +171,7 @@ class World:
 
     def finish(self) -> Finished:
         """Remove what was prepared; list what is still there under our tags."""
+        self._enough_prepared.set()
         _join(self._preparation)
         leaked: list[str] = []
         for name in self._cloud_names():
@@ -245,17 +246,20 @@ class World:
             return False
 
     def _prepare_fallbacks(self) -> None:
-        """Prepare the region of the best fallback while the primary trains, so that a claim need not wait for it."""
+        """Prepare the fallbacks' regions, the best first, while the primary trains: it costs nothing but time now.
+
+        A claim meanwhile waits for its own region alone.
+        """
         offers, _ = self._offers(self._fallback_names())
         plan = self.plan(tuple(offers), memory=planner.FailureMemory(), now=self.now())
-        if not plan.ranked:
-            return
-        best = plan.ranked[0].offer
-        try:
-            self._cloud(best.cloud).prepare(best.region)
-            self.events.emit("prepared", cloud=best.cloud, region=best.region)
-        except CloudError as error:
-            self.events.emit("prepare_failed", cloud=best.cloud, region=best.region, problem=str(error))
+        for name, region in dict.fromkeys((one.offer.cloud, one.offer.region) for one in plan.ranked):
+            if self._enough_prepared.is_set() or self.take_down.is_set():
+                return
+            try:
+                self._cloud(name).prepare(region)
+                self.events.emit("prepared", cloud=name, region=region)
+            except CloudError as error:
+                self.events.emit("prepare_failed", cloud=name, region=region, problem=str(error))
 
 
 class _View:

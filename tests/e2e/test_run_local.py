@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -224,3 +226,41 @@ def test_a_finished_job_that_is_run_again_goes_on_from_its_checkpoint(place: Pla
     code, out, err = place.call("run", str(place.config(steps=10)), "--fresh", "--json")
     assert code == 0, err
     assert json.loads(out)["placements"][0]["restored_step"] is None
+
+
+def test_ctrl_c_at_a_terminal_asks_and_takes_it_down(place: Place) -> None:
+    config = place.config(steps=400, pace=0.1)
+    terminal, inner = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "provisioner.cli", "run", str(config)],
+        env=place.environ,
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        start_new_session=True,
+    ) as controller:
+        os.close(inner)
+        place.wait_for_step(2)
+        controller.send_signal(signal.SIGINT)
+        screen = read_until(terminal, b"take it [d]own")
+        os.write(terminal, b"d\n")
+        screen += read_until(terminal, b"taken_down")
+        controller.wait(60)
+    os.close(terminal)
+    assert controller.returncode == 130, screen
+    assert place.nodes() == []
+
+
+def read_until(terminal: int, words: bytes) -> bytes:
+    """Read a terminal until the words are on it."""
+    screen = b""
+    os.set_blocking(terminal, False)
+
+    def seen() -> bool:
+        nonlocal screen
+        with contextlib.suppress(BlockingIOError):
+            screen += os.read(terminal, 65536)
+        return words in screen
+
+    wait(seen, words.decode())
+    return screen
