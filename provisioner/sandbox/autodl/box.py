@@ -94,7 +94,9 @@ class Server:
             target=self._server.run, kwargs={"sockets": [self._socket]}, name="autodl-server", daemon=True
         )
         self._thread.start()
-        while not self._server.started and self._thread.is_alive():
+        while not self._server.started:
+            if not self._thread.is_alive():
+                raise RuntimeError("the AutoDL emulator did not come up")
             time.sleep(0.01)
 
     def stop(self) -> None:
