@@ -33,6 +33,8 @@ from provisioner.telemetry.events import EventLog
 PAUSE_FIRST_S = 30.0
 PAUSE_MOST_S = 300.0
 ADOPT_TRIES = 3
+PRIMARY_AGAIN_S = 20.0
+"""Between two claims at the primary. A polite hunter asks every 20 to 30 s (docs/autodl.md)."""
 
 
 class World:
@@ -86,27 +88,33 @@ class World:
         self.events.emit("published", wheels=len(published.wheels), workdir=published.workdir_key)
         return published
 
-    def ask_primary(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
-        """Ask AutoDL for as long as ``wait`` says."""
+    def ask_primary(self, begun: Begun, past: tuple[Placement, ...], since: float | None) -> Asked:
+        """Ask AutoDL until it has a card or ``wait`` is over.
+
+        Pro shows no stock: there only a claim can tell, so it is worth another one while ``wait`` lasts.
+        """
         settings = self.config.primary.autodl if self.config.primary else None
         if settings is None:
             return Asked((), self.now(), stop=self._stop(begun, past))
-        until = self.now() + settings.wait
+        until = (self.now() if since is None else since) + settings.wait
+        if since is not None:
+            self.take_down.wait(max(0.0, min(PRIMARY_AGAIN_S, until - self.now())))
         while True:
             offers, problems = self._offers(["autodl"])
             free = tuple(offer for offer in offers if offer.available is None or offer.available >= offer.gpu.count)
             stop = self._stop(begun, past)
             refused = any(problem.kind is FailureKind.UNAUTHORIZED for problem in problems)
-            if free or stop or refused or self.now() >= until:
+            late = self.now() >= until
+            if free or stop or refused or late:
                 self.events.emit("asked", cloud="autodl", offers=len(free), problems=[p.message for p in problems])
-                return Asked(free, self.now(), tuple(problems), stop)
+                return Asked(free, self.now(), tuple(problems), again=bool(free) and not late, stop=stop)
             self.take_down.wait(min(self.config.policy.poll, max(0.1, until - self.now())))
 
     def ask_fallback(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
         """List the offers of every fallback."""
         offers, problems = self._offers(self._fallback_names())
         self.events.emit("asked", cloud="fallback", offers=len(offers), problems=[p.message for p in problems])
-        return Asked(tuple(offers), self.now(), tuple(problems), self._stop(begun, past))
+        return Asked(tuple(offers), self.now(), tuple(problems), stop=self._stop(begun, past))
 
     def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Choice]:
         """Order the offers with the planner."""
@@ -297,7 +305,10 @@ class _View:
 
 
 def as_failure(error: FailoverError) -> Failure:
-    """Turn an error that stopped a claim into a failure of the narrowest scope that fits."""
+    """Turn an error that stopped a claim into a failure: the cloud's own where it carries one, else the nearest fit."""
+    own = getattr(error, "failure", None)
+    if isinstance(own, Failure):
+        return own
     if isinstance(error, Unauthorized):
         return Failure(FailureKind.UNAUTHORIZED, Scope.ACCOUNT, "Unauthorized", str(error), error.hint, ttl_s=600)
     return Failure(FailureKind.UNKNOWN, Scope.REGION, type(error).__name__, str(error), error.hint)

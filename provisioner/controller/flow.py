@@ -6,7 +6,7 @@ killed takes the job up after the last recorded step. Between steps only recorde
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 from provisioner.controller.records import (
@@ -51,8 +51,8 @@ class Effects(Protocol):
         """Put the runtime and the workdir into the store."""
         ...
 
-    def ask_primary(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
-        """Ask the primary for a machine, for as long as ``primary.autodl.wait`` says."""
+    def ask_primary(self, begun: Begun, past: tuple[Placement, ...], since: float | None) -> Asked:
+        """Ask the primary what it has. ``since`` is when it was asked first; ``wait`` counts from there."""
         ...
 
     def ask_fallback(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
@@ -147,8 +147,7 @@ class Flow:
         round_number = 0
         while True:
             refusals: list[FailureKind] = []
-            for ask in (self.effects.ask_primary, self.effects.ask_fallback):
-                asked = self.step(ask.__name__, ask, begun, tuple(self.placements))
+            for asked in self._ask_around(begun):
                 since = asked.at if since is None else since
                 refusals += [problem.kind for problem in asked.problems]
                 _stop_if_told(asked.stop)
@@ -161,6 +160,15 @@ class Flow:
                 raise Stopped(Ending.NEVER_STARTED, "refused")
             if not self.step("pause", self.effects.pause, since, round_number):
                 raise Stopped(Ending.NEVER_STARTED, "no offer could be had")
+
+    def _ask_around(self, begun: Begun) -> Iterator[Asked]:
+        """Yield the primary's answers for as long as it is worth asking, then the fallbacks'."""
+        past, since, again = tuple(self.placements), None, True
+        while again:
+            asked: Asked = self.step("ask_primary", self.effects.ask_primary, begun, past, since)
+            since, again = (asked.at if since is None else since), asked.again
+            yield asked
+        yield self.step("ask_fallback", self.effects.ask_fallback, begun, past)
 
     def _claim_first(
         self, asked: Asked, epoch: int, attempt: int, lost: Offer | None, published: Published

@@ -25,11 +25,15 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Offers of some clouds at one moment; ``problems``: the clouds that could not answer. ``stop``: end the job, why."""
+    """Offers of some clouds at one moment; ``problems``: the clouds that could not answer.
+
+    ``again``: it is worth asking once more before going elsewhere. ``stop``: end the job, and why.
+    """
 
     offers: tuple[Offer, ...]
     at: float
     problems: tuple[Failure, ...] = ()
+    again: bool = False
     stop: str = ""
 
 

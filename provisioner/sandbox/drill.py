@@ -113,7 +113,7 @@ class Drill:
                     "base_url": box.autodl,
                     "gpus": ["4090D"],
                     "image_uuid": "base-image-l2t43iu6uk",
-                    "wait": "2s",
+                    "wait": "0s",
                 }
             },
             "fallback": [{"aws": {"regions": ["us-east-1"], "market": "spot-then-on-demand", "max_price": "5 USD"}}],

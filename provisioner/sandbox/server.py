@@ -122,7 +122,7 @@ class Sandbox:
             "faults": self.aws.faults.rules(),
             "launches": self.aws.faults.log(),
             "events": self._stage.log() if self._stage is not None else [],
-            "left": _left(aws, live),
+            "left": _left(aws, autodl, live),
         }
 
     def reset(self) -> None:
@@ -142,9 +142,12 @@ def _cloud_of(machine_id: str) -> str:
     return "aws" if machine_id.startswith("i-") else "autodl"
 
 
-def _left(aws: dict[str, Any], live: list[dict[str, str]]) -> list[str]:
+def _left(aws: dict[str, Any], autodl: dict[str, Any], live: list[dict[str, str]]) -> list[str]:
     """List what a job should have taken away with it."""
     left = [f"{machine['cloud']}/machine/{machine['id']}" for machine in live]
+    running = {machine["id"] for machine in live}
+    left += [f"autodl/instance/{i['id']}" for i in autodl.get("instances", ()) if i["id"] not in running]
+    left += [f"autodl/deployment/{deployment['id']}" for deployment in autodl.get("deployments", ())]
     ended = ("shutting-down", "terminated")
     left += [f"aws/instance/{i['id']}" for i in aws["instances"] if i["state"] not in ended and not i["alive"]]
     left += [f"aws/volume/{volume['id']}" for volume in aws["volumes"]]

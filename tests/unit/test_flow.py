@@ -66,7 +66,7 @@ class World:
     def publish(self) -> Published:
         return Published((), None)
 
-    def ask_primary(self, begun: Begun, past: tuple) -> Asked:
+    def ask_primary(self, begun: Begun, past: tuple, since: float | None) -> Asked:
         self.asked_home += 1
         free = self.home[min(self.asked_home, len(self.home)) - 1]
         return Asked((HOME,) if free else (), self._tick())

@@ -57,8 +57,8 @@ TABLE = (
         _FOR_ALL,
     ),
     Rule("", "余额", FailureKind.QUOTA, Scope.ACCOUNT, "the AutoDL balance is too low: recharge the account", 600.0),
-    Rule("", "库存", FailureKind.NO_CAPACITY, Scope.OFFER, "AutoDL has no free card of this kind now", 60.0),
-    Rule("", "GPU不足", FailureKind.NO_CAPACITY, Scope.OFFER, "the machine's host has no free card now", 60.0),
+    Rule("", "库存", FailureKind.NO_CAPACITY, Scope.OFFER, "AutoDL has no free card of this kind now", 15.0),
+    Rule("", "GPU不足", FailureKind.NO_CAPACITY, Scope.OFFER, "the machine's host has no free card now", 15.0),
     Rule("RecordNotFoundError", "", FailureKind.INVALID, Scope.OFFER, "AutoDL does not know this machine (any more)"),
     Rule(
         "",
