@@ -22,8 +22,8 @@ from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
 _GUEST = Path(__file__).with_name("guest.py")
-MARKER = "FAILOVER_SANDBOX_MACHINE"
-"""Environment variable that names the machine in every process of it."""
+MARKER = "FAILOVER_SANDBOX_DIR"
+"""Environment variable with the machine's directory, in every process of it. Ids repeat from sandbox to sandbox."""
 
 _POWER = """#!/bin/bash
 # Power button of a sandbox machine; understands what shutdown, poweroff, halt and reboot of systemd understand.
@@ -129,7 +129,7 @@ class Machines:
         except subprocess.TimeoutExpired:
             machine.process.kill()
             machine.process.wait()
-        _kill_marked(machine_id)
+        _kill_marked(machine.directory)
         machine.off.set()
 
     def reboot(self, machine_id: str) -> None:
@@ -193,10 +193,10 @@ class Machines:
             "USER": "root",
             "LANG": "C.UTF-8",
             "FAILOVER_HOME": str(directory / "root/opt/failover"),
-            "FAILOVER_SANDBOX_DIR": str(directory),
+            "FAILOVER_SANDBOX_MACHINE": machine_id,
             "FAILOVER_SANDBOX_PER_BOOT": str(directory / "per-boot"),
-            MARKER: machine_id,
             **env,
+            MARKER: str(directory),
         }
 
     def _watch(self, machine_id: str, machine: _Machine) -> None:
@@ -207,7 +207,7 @@ class Machines:
                 powered_off = line.strip() == b"off"
         if machine.plug_pulled.is_set():
             return
-        _kill_marked(machine_id)
+        _kill_marked(machine.directory)
         machine.off.set()
         if powered_off:
             machine.on_shutdown(machine_id)
@@ -215,9 +215,9 @@ class Machines:
             _LOG.warning("machine %s died of itself (code %s)", machine_id, machine.process.returncode)
 
 
-def marked(machine_id: str) -> set[int]:
-    """Return the process ids whose environment says that they belong to the machine."""
-    needle = f"{MARKER}={machine_id}".encode()
+def marked(directory: Path) -> set[int]:
+    """Return the process ids whose environment says that they belong to the machine of this directory."""
+    needle = f"{MARKER}={directory}".encode()
     found = set()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -231,9 +231,9 @@ def marked(machine_id: str) -> set[int]:
     return found
 
 
-def _kill_marked(machine_id: str) -> None:
-    """Kill what still carries the machine's name; a second net below the guest's own."""
-    while pids := marked(machine_id):
+def _kill_marked(directory: Path) -> None:
+    """Kill what still carries the machine's mark; a second net below the guest's own."""
+    while pids := marked(directory):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -80,10 +80,24 @@ hide
     assert eventually(lambda: len(running(word)) == 4)
     machines.kill("i-1")
     assert not running(word)
-    assert not marked("i-1")
+    assert not marked(machines.directory("i-1"))
     assert not machines.alive("i-1")
     assert not off.is_set()  # the plug was pulled; the guest did not shut down
     machines.kill("i-1")
+
+
+def test_machines_of_two_sandboxes_may_have_one_name(machines: Machines, tmp_path: Path) -> None:
+    """AutoDL's emulator counts its ids from the same seed in every sandbox of a host."""
+    other = Machines(tmp_path / "other")
+    try:
+        for sandbox in (machines, other):
+            sandbox.start("pro-1", "#!/bin/bash\nsleep 600\n", {}, lambda _: None)
+        machines.kill("pro-1")
+        assert not machines.alive("pro-1")
+        assert other.alive("pro-1")
+        assert marked(other.directory("pro-1"))
+    finally:
+        other.stop_all()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +107,7 @@ def test_a_guest_switches_itself_off(machines: Machines, command: str) -> None:
     off = start(machines, f"setsid sleep 600 & {command}; sleep 600")
     assert off.wait(15)
     assert not machines.alive("i-1")
-    assert not marked("i-1")
+    assert not marked(machines.directory("i-1"))
 
 
 def test_a_shutdown_in_time_can_be_called_off(machines: Machines) -> None:
