@@ -167,6 +167,7 @@ class Launcher:
             "image": job.image if offer.cloud != "autodl" else None,  # an AutoDL machine is a container already
             "command": [*job.command],
             "env": {**job.env, **{name: self.environ[name] for name in job.secrets}},
+            "secret_names": [*job.secrets],  # the node keeps their values out of its log
             "workdir": {"key": published.workdir_key} if published.workdir_key else None,
             "steps": job.steps,
             "checkpoint": {

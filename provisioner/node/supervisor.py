@@ -276,6 +276,9 @@ class Supervisor:
             self._note("uncommitted", "the last checkpoint did not reach the store; an older one will be restored")
             if verdict.result is Result.DONE:
                 verdict = Verdict(Result.STOPPED, "the last checkpoint could not be committed")
+        final, last = self.progress.furthest(), committer.last
+        if verdict.result is Result.DONE and final is not None and (last is None or last.position.step < final):
+            self._note("unsaved", f"the command ended at step {final} without a checkpoint of it")
         return self._finish(verdict, code=code)
 
     def _ended(self, code: int, stop: Stop | None) -> Ended:

@@ -376,3 +376,23 @@ def test_r37_an_image_that_does_not_start_is_named_and_the_machine_ends(machine,
     heartbeat = json.loads(node_job.store.get(layout.heartbeat(1)))
     assert heartbeat["end"] == {"reason": reason, "exit_code": 75}
     assert machine.shutdowns() == ["-h now"]
+
+
+def test_a_machine_whose_python_is_too_old_makes_one_with_conda(machine, node_job):
+    """As on a stock AutoDL image: an old python3 for the first part, conda beside it."""
+    for name in ("python3", "python3.11", "python3.12", "python3.13", "python3.14", "python"):
+        machine.shim(
+            name,
+            f'case "$*" in *"< (3, 11)"*) exit 1 ;; esac\n'
+            f'if [ "$0" = "{machine.bin}/python3" ]; then exec {sys.executable} "$@"; fi\nexit 1',
+        )
+    machine.shim(
+        "conda",
+        'echo "conda $*" >>"$HOME/conda-calls"\nwhile [ "$1" != -p ]; do shift; done\n'
+        f'mkdir -p "$2/bin" && printf \'#!/bin/bash\\nexec {sys.executable} "$@"\\n\' >"$2/bin/python3"\n'
+        'chmod 755 "$2/bin/python3"',
+    )
+    machine.say(["bash", "-c", "echo step 100"])
+    assert machine.boot().wait(60) == 0
+    assert "python=3.12" in (machine.root / "conda-calls").read_text()
+    assert node_job.done()["result"] == "completed"
