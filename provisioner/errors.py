@@ -12,6 +12,9 @@ FailoverError                      70  our own fault unless a subclass says othe
 │   │   ├── Fenced                 75  a newer epoch owns the job: this node stops
 │   │   └── CorruptCheckpoint       5  a manifest or chunk does not match its hash
 │   └── TerraformError              5  a Terraform run failed, timed out or was refused by the plan check
+├── Unstable                       70  a checkpoint changed while it was read: this save is given up
+├── Abandoned                      70  a save or restore was told to stop
+├── DiskFull                       70  the disk has no room for the checkpoint
 └── Interrupted                   130  the operator pressed Ctrl-C
 """
 
@@ -103,6 +106,18 @@ class CorruptCheckpoint(StoreError):
 
 class TerraformError(CloudError):
     """A Terraform run failed, ran into its deadline, or planned what it must not do."""
+
+
+class Unstable(FailoverError):
+    """The checkpoint changed or vanished while it was read: this save is given up, another may follow."""
+
+
+class Abandoned(FailoverError):
+    """The save or restore was told to stop."""
+
+
+class DiskFull(FailoverError):
+    """The disk has no room for the checkpoint. The message names the disk."""
 
 
 class Interrupted(FailoverError):

@@ -17,17 +17,12 @@ import blake3
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.manifest import File, Manifest, decode
-from provisioner.checkpoint.save import Abandoned
 from provisioner.checkpoint.store import Store
-from provisioner.errors import CorruptCheckpoint, FailoverError
+from provisioner.errors import Abandoned, CorruptCheckpoint, DiskFull
 from provisioner.model import JobRef
 
 RESERVE_BYTES = 64 * 1024 * 1024
 """What a restore leaves free on the disk."""
-
-
-class DiskFull(FailoverError):
-    """The disk has no room for the checkpoint. The message names the disk."""
 
 
 class _DamagedChunk(CorruptCheckpoint):

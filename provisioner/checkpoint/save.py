@@ -17,18 +17,10 @@ from provisioner.checkpoint import layout
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.manifest import File, Folder, Link, Manifest, decode, encode
 from provisioner.checkpoint.store import Store
-from provisioner.errors import CorruptCheckpoint, FailoverError, StoreError
+from provisioner.errors import Abandoned, CorruptCheckpoint, StoreError, Unstable
 from provisioner.model import JobRef
 
 CHUNK_BYTES = 8 * 1024 * 1024
-
-
-class Unstable(FailoverError):
-    """The checkpoint changed or vanished while it was read: this save is given up, another may follow."""
-
-
-class Abandoned(FailoverError):
-    """The save or restore was told to stop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""The durable life of a job: ask, plan, claim, watch, recover, release."""

@@ -1,6 +1,6 @@
 """The state directory of one job: small JSON files, the workflow's database, a lock. Everything is 0600 in 0700.
 
-``$FAILOVER_STATE_DIR``, else ``$XDG_STATE_HOME/gpu-failover``, else ``~/.local/state/gpu-failover``; one folder per job.
+It is below ``$FAILOVER_STATE_DIR``, else ``$XDG_STATE_HOME/gpu-failover``, else ``~/.local/state/gpu-failover``.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ PRIMARY_AGAIN_S = 20.0
 class World:
     """The real effects of one job."""
 
-    def __init__(  # noqa: PLR0913 - the parts of a job, put together in one place: controller/run.py
+    def __init__(
         self,
         job: JobRef,
         config: Config,
@@ -293,7 +293,7 @@ class _View:
             self.world.events.emit("blind", what="store", problem=str(error))
             return None
 
-    def stop(self, node: Node) -> str:
+    def stop(self) -> str:
         return self.world._stop(self.begun, self.past, self.claimed)  # noqa: SLF001
 
     def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool) -> None:

@@ -84,7 +84,7 @@ class Effects(Protocol):
         ...
 
 
-class Stopped(Exception):  # noqa: N818 - a turn in the flow, not a failure
+class Stopped(Exception):
     """The job ends without a further placement."""
 
     def __init__(self, ending: Ending, reason: str) -> None:

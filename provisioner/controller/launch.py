@@ -72,7 +72,7 @@ def stored_uid(store: Store) -> str:
 class Launcher:
     """Writes for nodes, and reads what they say."""
 
-    def __init__(  # noqa: PLR0913 - the parts of a job, put together in controller/run.py
+    def __init__(
         self,
         job: JobRef,
         config: Config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from decimal import Decimal
+from itertools import pairwise
 
 from provisioner.controller.records import Begun, Claimed, Finished, Placement
 from provisioner.errors import ExitCode
@@ -34,7 +35,7 @@ def cost(placements: Sequence[Placement]) -> dict[str, Decimal]:
     return dict(total)
 
 
-def build_report(  # noqa: PLR0913 - these seven are the whole run
+def build_report(
     job: JobRef,
     begun: Begun,
     placements: Sequence[Placement],
@@ -135,7 +136,7 @@ def _without_placement(placements: Sequence[Placement], claims: Sequence[Claimed
 def _steps_lost(placements: Sequence[Placement]) -> int:
     """Return the steps that had to be trained again, over all changes of machine."""
     lost = 0
-    for before, after in zip(placements, placements[1:], strict=False):
+    for before, after in pairwise(placements):
         if before.watched.last_step is not None and after.watched.restored_step is not None:
             lost += max(0, before.watched.last_step - after.watched.restored_step)
     return lost
@@ -145,7 +146,7 @@ def _recovery_seconds(placements: Sequence[Placement]) -> float | None:
     """Return the longest time from the last sign of a lost machine to the first step trained after the restore."""
     spans = [
         after.watched.first_step_at - before.watched.last_seen
-        for before, after in zip(placements, placements[1:], strict=False)
+        for before, after in pairwise(placements)
         if after.watched.first_step_at is not None and before.watched.last_seen is not None
     ]
     return round(max(spans), 3) if spans else None

@@ -92,12 +92,20 @@ class Controller:
             try:
                 engine.run(self.record.workflow_id)
                 (attend or wait_for_end)(engine, self)
-                report = engine.result()
+                report = self._result(engine)
             finally:
                 engine.close()
             self.directory.write_json("report.json", report)
             self.directory.close()
             return report
+
+    def _result(self, engine: Engine) -> dict[str, object]:
+        """Return the report. A flow that broke off is not taken up again: the next run releases what it left."""
+        try:
+            return engine.result()
+        except Exception:
+            self.directory.close()
+            raise
 
     def finish(self) -> dict[str, object]:
         """Release what the job still has and remove what was prepared, without going on with it."""
@@ -155,10 +163,7 @@ def attend(ask: Callable[[], str] | None, say: Callable[[str], None]) -> Callabl
     """
 
     def wait(engine: Engine, controller: Controller) -> None:
-        def on_signal(number: int, frame: object) -> None:
-            raise KeyboardInterrupt
-
-        previous = signal.signal(signal.SIGTERM, on_signal)
+        previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             while True:
                 try:

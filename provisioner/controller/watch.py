@@ -80,7 +80,7 @@ class View(Protocol):
         """Read (done, heartbeat) of this epoch from the store; None when the store does not answer."""
         ...
 
-    def stop(self, node: Node) -> str:
+    def stop(self) -> str:
         """Say why the job must end now, or nothing."""
         ...
 
@@ -112,7 +112,7 @@ class Watch:
     def _look(self, node: Node, before: Signs) -> Signs:
         state = self.view.state(node)  # before the store: a node writes its last word, then its machine goes
         read = self.view.read(node)
-        signs = replace(before, now=self.now(), state=state, stored=read is not None, stop=self.view.stop(node))
+        signs = replace(before, now=self.now(), state=state, stored=read is not None, stop=self.view.stop())
         if read is None:
             return signs
         done, heartbeat = read

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from provisioner.checkpoint import layout, retention
 from provisioner.checkpoint.layout import Position
-from provisioner.checkpoint.save import Abandoned, Commit, Saver, Unstable
-from provisioner.errors import CloudError, Fenced
+from provisioner.checkpoint.save import Commit, Saver
+from provisioner.errors import Abandoned, CloudError, Fenced, Unstable
 
 LOOK_S = 1.0
 """How often the directory is read at least, in seconds; changes are noticed at once where the kernel tells them."""

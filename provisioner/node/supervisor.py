@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from provisioner.checkpoint import epochs, workdir
-from provisioner.checkpoint.restore import DiskFull, Restored, restore
-from provisioner.checkpoint.save import Abandoned, Commit, Saver
+from provisioner.checkpoint.restore import Restored, restore
+from provisioner.checkpoint.save import Commit, Saver
 from provisioner.checkpoint.store import Store, open_store
 from provisioner.errors import (
+    Abandoned,
     CloudError,
     CorruptCheckpoint,
+    DiskFull,
     ExitCode,
     Fenced,
     JobFailed,

@@ -1,4 +1,4 @@
-"""``failover run`` on this machine alone: no cloud, no Terraform, a directory as the store. Real processes throughout."""
+"""``failover run`` on this machine alone: no cloud, no Terraform, a directory as the store, real processes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Place:
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 command = (entry / "cmdline").read_bytes().decode("utf-8", "replace")
-                inside = str(self.folder) in os.readlink(entry / "cwd") or str(self.folder) in command
+                inside = str(self.folder) in str((entry / "cwd").readlink()) or str(self.folder) in command
             except OSError:
                 continue
             if inside and ("provisioner.node" in command or "train.py" in command):

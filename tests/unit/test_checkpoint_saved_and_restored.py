@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.manifest import File, Folder, Link, Manifest, decode, encode
-from provisioner.checkpoint.restore import DiskFull, committed, restore
+from provisioner.checkpoint.restore import committed, restore
 from provisioner.checkpoint.retention import prune
-from provisioner.checkpoint.save import Abandoned, Saver, Unstable
+from provisioner.checkpoint.save import Saver
 from provisioner.checkpoint.store import Store, open_store
-from provisioner.errors import CorruptCheckpoint, Fenced, StoreError
+from provisioner.errors import Abandoned, CorruptCheckpoint, DiskFull, Fenced, StoreError, Unstable
 from provisioner.model import JobRef
 
 JOB = JobRef("digits", "1a2b3c4d")

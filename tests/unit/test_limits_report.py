@@ -15,7 +15,7 @@ from provisioner.model import Ending, Gpu, JobRef, Market, Money, Node, Offer
 JOB = JobRef("digits", "00000001")
 
 
-def placement(  # noqa: PLR0913 - a test's builder
+def placement(
     epoch: int,
     cloud: str,
     price: Money | None,
@@ -34,7 +34,7 @@ def placement(  # noqa: PLR0913 - a test's builder
     return Placement(epoch, (), Claimed(offer, start, node, None, at_most), node, watched, Released(end))
 
 
-HOUR_OF_YUAN = placement(1, "autodl", Money(Decimal("2"), "CNY"), start=0, end=3600, last_step=47)
+HOUR_OF_YUAN = placement(1, "autodl", Money(Decimal(2), "CNY"), start=0, end=3600, last_step=47)
 HALF_HOUR_OF_DOLLARS = placement(
     2,
     "aws",
@@ -98,8 +98,8 @@ class Policy:
         (Policy(), 1e9, ""),
         (Policy(deadline=100), 99.9, ""),
         (Policy(deadline=100), 100, "deadline of 100 s reached"),
-        (Policy(budget=Money(Decimal("3"), "CNY")), 3600, ""),
-        (Policy(budget=Money(Decimal("2"), "CNY")), 3600, "budget of 2 CNY reached"),
+        (Policy(budget=Money(Decimal(3), "CNY")), 3600, ""),
+        (Policy(budget=Money(Decimal(2), "CNY")), 3600, "budget of 2 CNY reached"),
         (Policy(budget=Money(Decimal("0.28"), "USD")), 3600, ""),
         (Policy(budget=Money(Decimal("0.27"), "USD")), 3600, "budget of 0.27 USD reached"),
     ],

@@ -354,5 +354,5 @@ def test_the_command_prints_the_plan_of_the_example():
 
 def of_catalog_file(file):
     made = load(Path(file), {})
-    passed = [planner.PassedOver("primary.autodl", "its stock was not asked"), *planner.absent(made)]
+    passed = [planner.PassedOver("autodl", "AUTODL_TOKEN is not set"), *planner.absent(made)]
     return planner.plan(made, planner.catalog_offers(made), passed_over=passed)

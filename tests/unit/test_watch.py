@@ -74,7 +74,7 @@ class Script:
         self.at += 1
         return scene
 
-    def stop(self, node: Node) -> str:
+    def stop(self) -> str:
         return ""
 
     def changed(self, node: Node, heartbeat: dict, *, first: bool) -> None:
