@@ -188,6 +188,7 @@ def test_r25_a_machine_that_died_is_never_bought_again(world):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("toolchain", ["stand-in"], indirect=True)
 def test_a_machine_of_an_earlier_placement_is_released_before_the_next_is_adopted(world):
     stack = world.stack()
     made = stack.prepare()
