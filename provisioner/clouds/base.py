@@ -42,7 +42,10 @@ class Cloud(Protocol):
         ...
 
     def adopt(self, node: Node) -> None:
-        """Let Terraform take the machine over. Never replaces it. A cloud without Terraform does nothing."""
+        """Let Terraform take the machine over, and let go of a dead one that it still holds. Never replaces a machine.
+
+        A cloud without Terraform does nothing.
+        """
         ...
 
     def release(self, node: Node) -> None:

@@ -56,7 +56,7 @@ class AwsCloud:
 
     def __init__(
         self,
-        config: AwsConfig,
+        configs: Sequence[AwsConfig],
         job: JobRef,
         directory: Path,
         toolchain: Callable[[], Toolchain],
@@ -72,7 +72,8 @@ class AwsCloud:
         """Hold the parts; ask nothing yet.
 
         Args:
-            config: ``fallback[].aws`` of failover.yaml.
+            configs: Every ``fallback[].aws`` of failover.yaml, in its order. A region belongs to the first that
+                names it: its network, image and disk are that entry's.
             job: Whose machines these are.
             directory: The job's state directory; stacks are in ``terraform/aws-<region>``.
             toolchain: Finds Terraform, when it is first needed. Raises TerraformError.
@@ -85,7 +86,8 @@ class AwsCloud:
             stack: Opens a stack; by default Terraform's.
         """
         self.unknown_codes: Counter[str] = Counter()
-        self._config = config
+        self._configs = tuple(configs)
+        self._regions = tuple(dict.fromkeys(name for config in configs for name in config.regions))
         self._job = job
         self._directory = directory
         self._toolchain = toolchain
@@ -103,11 +105,11 @@ class AwsCloud:
     def open(
         cls, *, job: JobRef, config: Any, directory: Path, environ: Mapping[str, str], events: Events | None = None
     ) -> AwsCloud:
-        """Open the room for a whole ``Config``. Raises LookupError when it names no AWS fallback."""
-        settings = next(block.aws for block in config.fallback if block.aws is not None)
+        """Open the room for a whole ``Config``. It must name an AWS fallback."""
+        configs = [block.aws for block in config.fallback if block.aws is not None]
         bucket, prefix = job_prefix(config, environ)
         return cls(
-            settings,
+            configs,
             job,
             directory,
             lambda: _discover(directory, environ),
@@ -120,8 +122,12 @@ class AwsCloud:
 
     def offers(self, request: Request) -> Sequence[Offer]:
         """List what the catalog says could run the job. Asks nobody."""
-        config = self._config
-        return aws_offers(config.regions, request, config.instance_types, config.markets)
+        found = {
+            offer.key: offer
+            for config in self._configs
+            for offer in aws_offers(config.regions, request, config.instance_types, config.markets)
+        }
+        return list(found.values())
 
     def prepare(self, region: str) -> None:
         """Make the region's network, role and launch template. Returns at once where they are there."""
@@ -149,23 +155,12 @@ class AwsCloud:
         self._emit("adopted", node=node.id)
 
     def release(self, node: Node) -> None:
-        """Terminate the machine, wait for EC2's word, then let Terraform forget it.
+        """Terminate the machine and return at EC2's word that it is gone.
 
-        The machine is gone also when this raises TerraformError: only Terraform's note of it is not up to date.
+        Terraform, which takes half a minute, is not waited for: whatever touches the stack next (``prepare``,
+        ``adopt``, ``dismantle``) lets go of the dead machine first, and no plan that would make one is ever applied.
         """
-        region = node.offer.region
-        release.terminate(self._account.region(region), node.id, self._clock)
-        substrate = self._substrate(region)
-        if not substrate.directory.exists():
-            return
-        with substrate.lock:
-            if substrate.stack.node_id() != node.id:
-                return
-            try:
-                substrate.stack.release()
-            except TerraformError as error:
-                message = f"{node.id} is gone, but Terraform could not note it: {error}"
-                raise TerraformError(message, hint=error.hint) from error
+        release.terminate(self._account.region(node.offer.region), node.id, self._clock)
 
     def inspect(self, node: Node) -> NodeState:
         """Say how EC2 sees the machine. One that is not listed yet, just after its claim, is pending."""
@@ -181,11 +176,7 @@ class AwsCloud:
 
     def owned(self) -> Sequence[Owned]:
         """List everything under the job's tags in every configured region, substrate too (``inventory.SUBSTRATE``)."""
-        found = [
-            thing
-            for name in self._config.regions
-            for thing in inventory.owned_in(self._account.region(name), self._job)
-        ]
+        found = [thing for name in self._regions for thing in inventory.owned_in(self._account.region(name), self._job)]
         try:
             found += inventory.owned_globally(self._account, self._job)
         except Unauthorized as error:  # a controller that only claims needs no IAM rights
@@ -198,7 +189,7 @@ class AwsCloud:
         A run that was killed between AWS's answer and Terraform's note leaves things that no state file names.
         """
         problems: dict[str, CloudError] = {}
-        for name in self._config.regions:
+        for name in self._regions:
             substrate = self._substrate(name)
             with substrate.lock:
                 substrate.forget()
@@ -211,7 +202,7 @@ class AwsCloud:
         with contextlib.suppress(Unauthorized):  # without rights on IAM we made no role
             inventory.remove_roles(self._account, self._job)
         self._confirm_nothing_left(problems)
-        for name in self._config.regions:
+        for name in self._regions:
             remove_stack(self._substrate(name).directory)
 
     def _confirm_nothing_left(self, problems: Mapping[str, CloudError]) -> None:
@@ -241,13 +232,17 @@ class AwsCloud:
         with self._lock:
             if region not in self._substrates:
                 directory = self._directory / "terraform" / f"aws-{region}"
-                settings = {**self._settings(), "region": region}
+                settings = {**self._settings(region), "region": region}
                 make = lambda: self._stack(self.spec(region), directory)  # noqa: E731 - one line, two values
                 self._substrates[region] = Substrate(directory, self._account.region(region), settings, make)
             return self._substrates[region]
 
-    def _settings(self) -> dict[str, Any]:
-        config = self._config
+    def _of(self, region: str) -> AwsConfig:
+        """Return the entry that a region belongs to."""
+        return next(config for config in self._configs if region in config.regions)
+
+    def _settings(self, region: str) -> dict[str, Any]:
+        config = self._of(region)
         return {
             "job": [self._job.name, self._job.uid],
             "bucket": self._bucket,
@@ -260,7 +255,8 @@ class AwsCloud:
 
     def spec(self, region: str) -> StackSpec:
         """Describe the stack; an image that is given by its name is looked up. Raises CloudError."""
-        config, image = self._config, self._config.ami or ""
+        config = self._of(region)
+        image = config.ami or ""
         parameter = image if image.startswith("/") else DEFAULT_IMAGE_PARAMETER
         ami_id = image if image.startswith("ami-") else None
         if image and ami_id is None and parameter != image:
@@ -288,7 +284,7 @@ class AwsCloud:
 
     def max_price(self, offer: Offer) -> str | None:
         """Return the ceiling for a spot machine in USD an hour, as EC2 takes it."""
-        limit = self._config.max_price
+        limit = next((config.max_price for config in self._configs if _takes(config, offer)), None)
         if limit is None or offer.market is not Market.SPOT:
             return None
         usd = limit.amount if limit.currency == "USD" else limit.amount / self._usd_cny
@@ -304,6 +300,12 @@ class AwsCloud:
     def _emit(self, kind: str, **fields: Any) -> None:
         if self._events is not None:
             self._events.emit(kind, **fields)
+
+
+def _takes(config: AwsConfig, offer: Offer) -> bool:
+    """Say whether an entry takes an offer, as the planner does: the first that does is the offer's."""
+    named = not config.instance_types or offer.instance_type in config.instance_types
+    return named and offer.region in config.regions and offer.market in config.markets
 
 
 def _discover(directory: Path, environ: Mapping[str, str]) -> Toolchain:

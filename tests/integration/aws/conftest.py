@@ -243,7 +243,7 @@ def make_room(aws_box: AwsBox, tmp_path: Path) -> Callable[..., Room]:
             raise AssertionError
 
         cloud = AwsCloud(
-            AwsConfig.model_validate({"regions": ["us-east-1"], **config}),
+            [AwsConfig.model_validate({"regions": ["us-east-1"], **config})],
             JOB,
             tmp_path / "job",
             no_terraform,

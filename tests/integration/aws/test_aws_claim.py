@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from provisioner.clouds.aws.claim import Clock
 from provisioner.clouds.base import Cloud
 from provisioner.model import Failure, FailureKind, Market, Node, NodeState, Scope
 
@@ -57,7 +58,10 @@ def test_no_capacity_costs_one_call_and_blocks_one_offer(room: Any) -> None:
     assert room.box.launches() == ["InsufficientInstanceCapacity"]
 
 
-def test_capacity_found_missing_after_the_answer_is_the_same_refusal(room: Any) -> None:
+def test_capacity_found_missing_after_the_answer_is_the_same_refusal(
+    room: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room.cloud, "_clock", Clock())  # the box needs its real time to find out
     room.box.emulator.faults.set([{"action": "RunInstances", "async": True, "times": 1, "delay": 0.1}])
     offer = room.offer()
     failure = refused(room.cloud.claim(offer, room.launch(offer)))
@@ -132,7 +136,7 @@ Region.run = die
 job = JobRef("digits", "1a2b3c4d")
 offer = Offer("aws", "us-east-1", "us-east-1b", "g4dn.xlarge", Gpu("T4", 1, 16), Market.SPOT, None)
 token = claim_token(job, 1, offer)
-cloud = AwsCloud(AwsConfig(regions=("us-east-1",)), job, Path(sys.argv[1]), None, os.environ,
+cloud = AwsCloud([AwsConfig(regions=("us-east-1",))], job, Path(sys.argv[1]), None, os.environ,
                  bucket="bucket", prefix="jobs/digits")
 cloud.claim(offer, Launch(job, 1, token, sys.argv[2], 3600.0, tags(job, 1, token)))
 """
