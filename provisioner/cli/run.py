@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from provisioner.cli.output import print_json
+from provisioner.errors import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,10 @@ def run(file: Path, *, fresh: bool, as_json: bool) -> int:
     from provisioner.controller.run import Controller, RunOptions, attend
 
     controller = Controller(file, options=RunOptions(fresh=fresh), on_event=printer())
-    report = controller.run(attend(None if as_json else _question(), _say))
+    try:
+        report = controller.run(attend(None if as_json else _question(), _say))
+    except Interrupted as left:
+        _leave(str(left))
     print_json(report) if as_json else print_report(report)
     return exit_code(report)
 
@@ -56,6 +60,14 @@ def exit_code(report: dict[str, object]) -> int:
     code = report.get("exit_code")
     code = code if isinstance(code, int) else 70
     return 5 if code == 0 and report.get("leaked") else code
+
+
+def _leave(words: str) -> NoReturn:
+    """End this process at once, as a kill would: threads that watch or prepare are not waited for."""
+    _say(f"failover: {words}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(Interrupted.exit_code)
 
 
 def _say(text: str) -> None:

@@ -89,9 +89,9 @@ class Controller:
                 self.directory.path / f"controller.{self.record.run}.sqlite"
             )  # a run never meets another's workflow
             engine = Engine(database, world, self._after_step)
+            engine.run(self.record.workflow_id)
+            (attend or wait_for_end)(engine, self)  # left here by Interrupted, the process ends with its threads
             try:
-                engine.run(self.record.workflow_id)
-                (attend or wait_for_end)(engine, self)
                 report = self._result(engine)
             finally:
                 engine.close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from provisioner.controller.flow import TAKEN_DOWN
 from provisioner.controller.records import Watched
 from provisioner.model import Ending, Node, NodeState
+
+LAST_WORD_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,6 @@ class Watch:
     patience: Patience
     now: Callable[[], float]
     wait: Callable[[float], object]
-    _last: dict[str, object] | None = field(default=None, init=False)
 
     def until_end(self, node: Node) -> Watched:
         """Look again and again until the placement has ended."""
@@ -106,8 +107,16 @@ class Watch:
             signs = self._look(node, signs)
             verdict = judge(signs, self.patience)
             if verdict is not None:
-                return self._watched(signs, *verdict)
+                return self._watched(self._last_word(node, signs), *verdict)
             self.wait(self.patience.poll_s)
+
+    def _last_word(self, node: Node, signs: Signs) -> Signs:
+        """Wait a moment for the heartbeat that follows ``done.json``: it has the node's last figures."""
+        until = signs.now + LAST_WORD_S
+        while signs.done is not None and not (signs.heartbeat or {}).get("end") and signs.now < until:
+            self.wait(min(self.patience.poll_s, 0.5))
+            signs = self._look(node, signs)
+        return signs
 
     def _look(self, node: Node, before: Signs) -> Signs:
         state = self.view.state(node)  # before the store: a node writes its last word, then its machine goes

@@ -150,7 +150,7 @@ def test_kill_9_then_run_again_goes_on_with_the_same_machine(place: Place) -> No
     assert code == 0, err
     report = json.loads(out)
     assert report["result"] == "completed"
-    assert [placement["epoch"] for placement in report["placements"]] == [1]
+    assert [placement["epoch"] for placement in report["placements"]] == [1], err
     assert report["final_step"] == 120
 
 

@@ -71,7 +71,7 @@ class Script:
 
     def read(self, node: Node) -> tuple[dict | None, dict | None] | None:
         scene = self.scenes[self.at][1]
-        self.at += 1
+        self.at = min(self.at + 1, len(self.scenes) - 1)
         return scene
 
     def stop(self) -> str:
@@ -115,3 +115,14 @@ def test_a_node_with_a_wrong_clock_is_not_lost() -> None:
     clock = iter(range(1_000_000, 2_000_000, 30))
     watched = Watch(script, PATIENCE, lambda: next(clock), lambda _: None).until_end(NODE)
     assert watched.ending is Ending.COMPLETED
+
+
+def test_the_figures_of_a_short_job_come_from_its_last_heartbeat() -> None:
+    """``done.json`` is written before the last heartbeat; a look in between must not settle for the one before."""
+    first = {"seq": 1, "step": 0, "restored_step": None, "first_step_at": None, "time": 10.0}
+    last = {**first, "seq": 2, "step": 30, "restored_step": 20, "first_step_at": 12.0, "end": {"exit_code": 0}}
+    done = {"result": "completed", "final_step": 30, "exit_code": 0}
+    script = Script([(NodeState.RUNNING, (None, first)), (NodeState.RUNNING, (done, first)), (None, (done, last))])
+    clock = iter(range(10, 1000))
+    watched = Watch(script, PATIENCE, lambda: next(clock), lambda _: None).until_end(NODE)
+    assert (watched.restored_step, watched.last_step, watched.first_step_at) == (20, 30, 12.0)
