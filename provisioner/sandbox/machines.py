@@ -22,6 +22,7 @@ from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
 _GUEST = Path(__file__).with_name("guest.py")
+_QUIET_LOOKS = 2
 MARKER = "FAILOVER_SANDBOX_DIR"
 """Environment variable with the machine's directory, in every process of it. Ids repeat from sandbox to sandbox."""
 
@@ -232,8 +233,14 @@ def marked(directory: Path) -> set[int]:
 
 
 def _kill_marked(directory: Path) -> None:
-    """Kill what still carries the machine's mark; a second net below the guest's own."""
-    while pids := marked(directory):
+    """Kill what still carries the machine's mark; a second net below the guest's own.
+
+    A process in the middle of an exec shows no environment, so nothing seen once is not yet nothing there.
+    """
+    quiet = 0
+    while quiet < _QUIET_LOOKS:
+        pids = marked(directory)
+        quiet = 0 if pids else quiet + 1
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

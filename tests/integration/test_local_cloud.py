@@ -120,3 +120,21 @@ def test_a_node_gets_no_credentials_and_cannot_switch_the_machine_off(cloud: Loc
 )
 def test_cards_are_read_from_the_driver(lines: str, gpu: Gpu) -> None:
     assert gpu_here({}, lambda: lines) == gpu
+
+
+EXECS = """#!/bin/bash
+export COUNT=$(( ${COUNT:-0} + 1 ))
+if [ "$COUNT" -lt 1500 ]; then exec /bin/bash user-data; fi
+exec sleep 30
+"""
+
+
+def test_a_node_that_execs_is_there_all_the_while(cloud: LocalCloud) -> None:
+    """In the middle of an exec a process shows no environment; a start script that execs is not a dead node."""
+    offer = cloud.offers(Request())[0]
+    token = "e" * 32
+    node = cloud.claim(offer, Launch(JOB, 1, token, EXECS, 3600.0, {}))
+    assert isinstance(node, Node)
+    states = {cloud.inspect(node) for _ in range(2000)}
+    assert states == {NodeState.RUNNING}
+    cloud.release(node)

@@ -25,11 +25,22 @@ GRACE_S = 15.0
 """From SIGTERM to SIGKILL: time for a last checkpoint."""
 _KILL_S = 10.0
 _LOOK_S = 0.05
+_EXEC_LOOKS = 10
 _KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "USER", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "NVIDIA_")
 # The process notes itself before it does anything else: a controller that is killed now finds it again. It belongs to
 # no controller, so none has to collect it.
 _BEGIN = "/bin/bash -c 'echo $$ > pid.new && mv pid.new pid && exec /bin/bash user-data' &"
 _HARMLESS = "#!/bin/sh\n# A job must never switch this machine off.\nexit 0\n"
+
+
+def _environment_of(pid: int) -> list[bytes]:
+    """Return a process's environment. It reads as empty in the middle of an exec, so an empty one is read again."""
+    for _ in range(_EXEC_LOOKS):
+        content = Path(f"/proc/{pid}/environ").read_bytes()
+        if content:
+            return content.split(b"\0")
+        time.sleep(_LOOK_S)
+    return []  # a process that has ended and was not collected yet
 
 
 class NodeProcess:
@@ -72,12 +83,11 @@ class NodeProcess:
             pid = int((self.directory / "pid").read_text("ascii"))
         except (OSError, ValueError):
             return self.alive()  # it is just beginning
-        environ = Path(f"/proc/{pid}/environ")
         try:
             if not Path("/proc/self/environ").exists():
                 os.kill(pid, 0)
                 return True
-            return self._mark in environ.read_bytes().split(b"\0")
+            return self._mark in _environment_of(pid)
         except (OSError, ProcessLookupError):
             return False
 
