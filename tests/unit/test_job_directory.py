@@ -41,7 +41,7 @@ def test_a_second_controller_is_told_who_holds_the_job_and_a_dead_one_holds_noth
     with pytest.raises(ConfigError, match=f"already run by process {holder.pid}"), directory.lock():
         pass
     holder.send_signal(signal.SIGKILL)
-    holder.wait()
+    holder.communicate()
     assert directory.controller_pid() is None
     with directory.lock():
         pass
