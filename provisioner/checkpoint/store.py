@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -200,10 +201,20 @@ def open_store(
             prefix,
         )
     if parts.scheme == "file" and parts.path.startswith("/") and not parts.netloc:
-        return Store(LocalStore(parts.path, mkdir=True), uri)
+        return Store(_directory(parts.path, uri), uri)
     if parts.scheme == "memory":
         return Store(MemoryStore(), uri, prefix)
     raise ConfigError(f"{uri}: no such store", hint="write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or file:///DIRECTORY")
+
+
+def _directory(path: str, uri: str) -> LocalStore:
+    """Open a directory, which is made. Raises StoreError."""
+    try:
+        Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+        return LocalStore(path)
+    except (OSError, ValueError, refused.BaseError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise StoreError(f"{uri}: {reason}", hint="name a directory that can be written") from None
 
 
 def _s3(

@@ -70,7 +70,7 @@ class Drill:
             self.say(f"cloud in a box: AutoDL at {box.autodl}, AWS at {box.aws}; files in {folder}")
             reference = _Reference(folder / "reference")
             environ = box.environ(os.environ, state=folder / "state", provider=self.provider)
-            report = self._controller(self._write_config(folder, box), environ, self.say)
+            report = self._controller(self.write_config(folder, box), environ, self.say)
             state = box.state()
             report["leaked"] = [*report.get("leaked", []), *state["left"]]
             if report["result"] == "completed":
@@ -95,7 +95,7 @@ class Drill:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _write_config(self, folder: Path, box: Box) -> Path:
+    def write_config(self, folder: Path, box: Box) -> Path:
         """Write the job's failover.yaml: the same that an operator would write, but for two endpoints."""
         train = ["python", "train_digits.py", "--steps", STEPS, "--every", EVERY, "--step-seconds", self.step_seconds]
         config: dict[str, Any] = {
