@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default=Path("failover.yaml"))
 @click.option("--fresh", is_flag=True, help="Start from nothing: earlier checkpoints of the job do not count.")
+@click.option("--take-over", is_flag=True, help="Release a machine that trains for another controller, and go on.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")
-def run(file: Path, *, fresh: bool, as_json: bool) -> int:
+def run(file: Path, *, fresh: bool, take_over: bool, as_json: bool) -> int:
     """Run the job of FILE until it is done.
 
     Run it again after a crash of this machine: it takes the job up where it was, with the machine that it has.
@@ -30,7 +31,7 @@ def run(file: Path, *, fresh: bool, as_json: bool) -> int:
     from provisioner.cli.timeline import printer
     from provisioner.controller.run import Controller, RunOptions, attend
 
-    controller = Controller(file, options=RunOptions(fresh=fresh), on_event=printer())
+    controller = Controller(file, options=RunOptions(fresh=fresh, take_over=take_over), on_event=printer())
     try:
         report = controller.run(attend(None if as_json else _question(), _say))
     except Interrupted as left:

@@ -26,13 +26,15 @@ from provisioner.controller.records import (
     Watched,
 )
 from provisioner.controller.watch import Patience, Watch
-from provisioner.errors import CloudError, FailoverError, Unauthorized
+from provisioner.errors import CloudError, ConfigError, FailoverError, Unauthorized
 from provisioner.model import Failure, FailureKind, Gpu, JobRef, Market, Node, NodeState, Offer, Owned, Scope
 from provisioner.telemetry.events import EventLog
 
 PAUSE_FIRST_S = 30.0
 PAUSE_MOST_S = 300.0
 ADOPT_TRIES = 3
+ALIVE_S = 60.0
+"""A machine whose last heartbeat is younger than this trains, whatever ``lost_after`` says, in seconds."""
 PRIMARY_AGAIN_S = 20.0
 """Between two claims at the primary. A polite hunter asks every 20 to 30 s (docs/autodl.md)."""
 
@@ -51,8 +53,13 @@ class World:
         *,
         now: Callable[[], float] = time.time,
         take_down: threading.Event | None = None,
+        take_over: bool = False,
     ) -> None:
-        """Take the parts. ``take_down`` ends the job when it is set; it also cuts every wait short."""
+        """Take the parts. ``take_down`` ends the job when it is set; it also cuts every wait short.
+
+        ``take_over`` releases a machine that trains for another controller.
+        """
+        self.take_over = take_over
         self.job = job
         self.config = config
         self.directory = directory
@@ -70,17 +77,35 @@ class World:
     # -- the steps, in the order of a job's life ------------------------------------------------------------------
 
     def begin(self) -> Begun:
-        """Find the first free epoch; release what an earlier run of this job left behind."""
+        """Find the first free epoch; release what an earlier run of this job left behind.
+
+        Raises ConfigError where that still trains: another controller may be watching it.
+        """
         at = self.now()
         self.launcher.write_spec()
         for name in self._cloud_names():
             for thing in self._cloud(name).owned():
                 if thing.kind == "machine":
+                    self._refuse_if_training(thing)
                     self.events.emit("stray", cloud=name, id=thing.id, epoch=thing.epoch)
                     self._cloud(name).release(_as_node(thing, self.job))
         epoch = self.launcher.newest_epoch() + 1
         self.events.emit("begin", job=self.job.name, uid=self.job.uid, epoch=epoch)
         return Begun(at, epoch)
+
+    def _refuse_if_training(self, thing: Owned) -> None:
+        if self.take_over:
+            return
+        epoch = self.launcher.newest_epoch() if thing.epoch is None else thing.epoch
+        _, beat = self.launcher.read_signs(epoch)
+        if beat is None or beat.get("end"):
+            return
+        heard = beat.get("time")
+        age = self.now() - heard if isinstance(heard, int | float) else float("inf")
+        if abs(age) < max(self.config.policy.lost_after, ALIVE_S):
+            message = f"job {self.job.name} trains on {thing.id} at {thing.cloud}, which this run did not start"
+            hint = "go on where it was started, or add --take-over to release it and continue from its last checkpoint"
+            raise ConfigError(message, hint=hint)
 
     def publish(self) -> Published:
         """Put the runtime and the packed workdir into the store."""

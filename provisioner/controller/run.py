@@ -31,6 +31,8 @@ class RunOptions:
 
     fresh: bool = False
     """Start from nothing: a new uid, so that the checkpoints of earlier runs do not count."""
+    take_over: bool = False
+    """Release a machine that trains for a controller which is not this one."""
 
 
 def begin_record(directory: JobDirectory, config_path: Path, *, fresh: bool, now: float, stored_uid: str) -> JobRecord:
@@ -141,7 +143,16 @@ class Controller:
                 events=events,
             )
 
-        return World(self.record.ref, self.config, self.directory, opener, launcher, events, take_down=self.take_down)
+        return World(
+            self.record.ref,
+            self.config,
+            self.directory,
+            opener,
+            launcher,
+            events,
+            take_down=self.take_down,
+            take_over=self.options.take_over,
+        )
 
     def _recorded_config(self) -> Config:
         """Read the configuration that this run was started with; a changed file counts from the next run on."""

@@ -251,6 +251,25 @@ def test_ctrl_c_at_a_terminal_asks_and_takes_it_down(place: Place) -> None:
     assert place.nodes() == []
 
 
+def test_a_machine_that_trains_for_another_controller_is_not_taken_unasked(place: Place) -> None:
+    config = place.config(steps=100, pace=0.1)
+    with place.start("run", str(config), "--json") as first:
+        place.wait_for_step(12)
+        first.send_signal(signal.SIGKILL)
+    record = place.folder / "state/jobs/small/job.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "open": False}))  # a controller that knows nothing
+    code, out, err = place.call("run", str(config), "--json")
+    assert (code, out) == (2, "")
+    assert "which this run did not start" in err
+    assert "--take-over" in err
+    code, out, err = place.call("run", str(config), "--take-over", "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    assert [placement["epoch"] for placement in report["placements"]] == [2]
+    assert report["placements"][0]["restored_step"] >= 10
+    assert report["final_step"] == 100
+
+
 def read_until(terminal: int, words: bytes) -> bytes:
     """Read a terminal until the words are on it."""
     screen = b""
