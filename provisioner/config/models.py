@@ -176,8 +176,8 @@ class CheckpointConfig(Section):
         WithJsonSchema({"type": "string", "pattern": r"^(auto|(\d+d)?(\d+h)?(\d+m)?(\d+(\.\d+)?s)?)$", "minLength": 2}),
     ] = Field(
         default=None,
-        description="How often a checkpoint is asked for. `auto` weighs what a checkpoint costs against how often "
-        "machines are lost.",
+        description="How often a checkpoint is wanted: the command finds it in `FAILOVER_CHECKPOINT_EVERY_S`, in "
+        "seconds. `auto` leaves it to the command.",
         examples=["10m"],
     )
     keep: Annotated[int, Field(ge=1, le=1000)] = Field(default=3, description="Newest checkpoints that are kept.")
@@ -330,7 +330,11 @@ class PolicyConfig(Section):
     ttl: Duration = Field(
         default=43200.0, description="Every machine turns itself off this long after its start, whatever happens here."
     )
-    failback: bool = Field(default=True, description="Go home to the primary when it has cards again.")
+    failback: bool = Field(
+        default=False,
+        description="Go home to the primary when it has cards again. Not in this version: accepted, without effect. "
+        "A job whose fallback machine is lost asks the primary first.",
+    )
     retry_for: DurationOrZero = Field(
         default=86400.0,
         description="How long to go on looking while no machine is to be had; `0s` gives up after one round.",
