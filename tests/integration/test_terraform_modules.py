@@ -86,9 +86,9 @@ def test_the_modules_own_tests(stand_in, tmp_path, module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["aws_region", "aws_gpu_node", "checkpoint_bucket"])
-def test_the_modules_own_tests_with_the_official_schema(official, tmp_path, module):
-    assert ", 0 failed" in own_tests(official, module, tmp_path)
+def test_the_bucket_modules_own_tests_with_the_official_schema(official, tmp_path):
+    """The stand-in has no buckets; the other two modules' tests need no more than it has."""
+    assert ", 0 failed" in own_tests(official, "checkpoint_bucket", tmp_path)
 
 
 @pytest.mark.slow

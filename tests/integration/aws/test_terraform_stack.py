@@ -80,6 +80,7 @@ def world(aws_box, toolchain, tmp_path):
     return World(aws_box, toolchain, tmp_path)
 
 
+@pytest.mark.parametrize("toolchain", ["stand-in"], indirect=True)
 def test_a_region_is_prepared_as_designed_and_goes_without_a_trace(world):
     world.environ["AWS_SECRET_ACCESS_KEY"] = secret = "canary-2f81"
     stack = world.stack()
@@ -203,6 +204,7 @@ def test_a_machine_of_an_earlier_placement_is_released_before_the_next_is_adopte
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("toolchain", ["stand-in"], indirect=True)
 def test_what_cannot_be_adopted_is_left_alone(world):
     stack = world.stack()
     made = stack.prepare()
@@ -219,6 +221,7 @@ def test_what_cannot_be_adopted_is_left_alone(world):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("toolchain", ["stand-in"], indirect=True)
 def test_terraform_alone_can_start_and_take_away_the_machine(world):
     node = NodeSpec("g4dn.xlarge", "us-east-1c", Market.SPOT, "0.5", user_data="#!/bin/bash\nsleep 600\n")
     stack = world.stack(replace(SPEC, vpc="own", node=node, autodl_available=False))
@@ -236,6 +239,7 @@ def test_terraform_alone_can_start_and_take_away_the_machine(world):
     assert world.left() == {}
 
 
+@pytest.mark.parametrize("toolchain", ["stand-in"], indirect=True)
 def test_the_stand_in_is_for_a_cloud_on_this_machine_only(tmp_path, toolchain):
     environ = {**os.environ, "FAILOVER_TF_PROVIDER": "stand-in"}
     for endpoint in ("", "https://ec2.example.com", "http://127.0.0.1.example.com"):
