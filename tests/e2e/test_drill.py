@@ -100,14 +100,16 @@ def test_a_spot_notice_costs_no_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_that_dies_at_boot_is_replaced(tmp_path: Path) -> None:
+def test_a_machine_that_is_promised_and_dies_before_it_runs_is_a_refusal(tmp_path: Path) -> None:
     done = drill(
         "examples/drills/dies-at-boot.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["placements"][0]["ended"] in {"never_started", "lost"}
-    assert report["placements"][-1]["ended"] == "completed"
+    (placement,) = report["placements"]
+    assert placement["ended"] == "completed"
+    refused = [attempt["code"] for attempt in placement["attempts"] if attempt["cloud"] == "aws"]
+    assert refused == ["Server.InsufficientInstanceCapacity"]
     assert report["leaked"] == []
 
 

@@ -101,7 +101,9 @@ def test_a_planted_secret_is_found_nowhere(tmp_path: Path, monkeypatch: pytest.M
 
     folder = tmp_path / "drill"
     words: list[str] = []
-    report = Drill(scenario, directory=folder, provider="stand-in", say=words.append, controller=controller).run()
+    report = Drill(
+        scenario, directory=folder, provider="stand-in", step_seconds=0.15, say=words.append, controller=controller
+    ).run()
     argv.ended.set()
     argv.join()
     assert report["result"] == "completed", "\n".join(words)
