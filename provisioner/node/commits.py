@@ -172,7 +172,7 @@ class Committer:
         self._report(f"{name} in the checkpoint directory is not uploaded: its name does not end in a step number")
 
     def _pause(self) -> None:
-        pause = min(LONGEST_PAUSE_S, 2.0**self._failures) * random.uniform(0.7, 1.3)  # noqa: S311 - spreads retries
+        pause = min(LONGEST_PAUSE_S, 2.0 ** min(self._failures, 16)) * random.uniform(0.7, 1.3)  # noqa: S311 - spreads retries
         if self._closing.is_set():
             time.sleep(min(pause, 2.0))
         else:

@@ -126,7 +126,7 @@ class Heartbeat:
 
     def _wait(self) -> None:
         if self._failures:
-            pause = min(LONGEST_PAUSE_S, SPACING_S * 2.0**self._failures)
+            pause = min(LONGEST_PAUSE_S, SPACING_S * 2.0 ** min(self._failures, 16))  # 2.0**1024 is an error
             pause *= random.uniform(0.7, 1.3)  # noqa: S311 - spreads retries, guards nothing
             if self._closing.is_set():  # the last word matters: short pauses until the caller's time is up
                 self._sleep(min(pause, 4.0))

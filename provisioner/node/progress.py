@@ -40,6 +40,7 @@ class Progress:
         """Take note of a commit."""
         with self._lock:
             self._committed = step
+            self._first(step)  # a script that prints no steps has trained all the same
 
     def poll(self) -> bool:
         """Read the status file; True when it holds the first step since the start. Never raises."""

@@ -46,7 +46,7 @@ class Pace:
 
     def next(self) -> float:
         """Return the next wait in seconds."""
-        wait_s = self.first_s * min(_SLOWEST, _GROWTH**self._looks)
+        wait_s = self.first_s * min(_SLOWEST, _GROWTH ** min(self._looks, 30))  # a power that grows for days overflows
         self._looks += 1
         return wait_s * self.draw(0.75, 1.25)
 
