@@ -32,13 +32,21 @@ def test_progress_prefers_the_status_file_then_the_output_then_the_commit(tmp_pa
     progress.on_commit(41)
     assert progress.step() == 41
     assert not progress.on_line(b"resumed at step 40")
-    assert progress.on_line(b"Step: 42 loss 0.1, was step=41, max_step=900, steps=100") is True
-    assert (progress.step(), progress.first_step_at) == (41, 5.0)
+    assert progress.first_step_at == 5.0  # the commit: a script that prints no steps has trained all the same
+    assert progress.on_line(b"Step: 42 loss 0.1, was step=41, max_step=900, steps=100") is False
+    assert progress.step() == 41
     status.write_text('{"step": 43')
     assert progress.poll() is False
     status.write_text('{"step": 43}')
     assert progress.poll() is False
     assert (progress.step(), progress.furthest()) == (43, 43)
+
+
+def test_the_first_step_on_the_output_is_told_once(tmp_path):
+    progress = Progress(tmp_path / "status.json", clock=lambda: 5.0)
+    progress.restored_step = 40
+    assert [progress.on_line(b"step %d" % step) for step in (40, 41, 42)] == [False, True, False]
+    assert progress.first_step_at == 5.0
 
 
 @given(st.lists(st.binary(min_size=1, max_size=50).filter(lambda b: not set(b) & {10, 13}), max_size=20), st.integers())
