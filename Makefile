@@ -98,7 +98,7 @@ lock: ## Write the hashed requirement files anew (ARGS=--upgrade takes the newes
 	@UV=$(UV) scripts/lock.sh $(ARGS)
 
 .PHONY: clean
-clean: ## Remove what the targets made (never .failover, which knows your machines)
+clean: ## Remove what the targets made; the state of your jobs is elsewhere and stays
 	@rm -rf .venv .venv-checkov .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* \
 	  build dist *.egg-info
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -36,9 +36,12 @@ def heartbeat(epoch: int) -> str:
     return f"{EPOCHS}/{epoch}/heartbeat.json"
 
 
-def bootstrap(epoch: int) -> str:
-    """Return the key of what a node is told at its start. Holds secrets; short-lived."""
-    return f"{EPOCHS}/{epoch}/bootstrap.json"
+def bootstrap(epoch: int, token: str) -> str:
+    """Return the key of what the machine of one claim is told at its start. Holds secrets; short-lived.
+
+    Each claim has its own: a machine of an earlier claim, whose answer was lost, must not read a later one's token.
+    """
+    return f"{EPOCHS}/{epoch}/bootstrap-{token[:16]}.json"
 
 
 def logs(epoch: int) -> str:

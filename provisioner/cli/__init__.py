@@ -70,7 +70,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         outcome = cli.main(args=arguments, standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        context = getattr(error, "ctx", None)
+        hint = f" (see: {context.command_path} --help)" if context is not None else ""
+        click.echo(f"failover: {error.format_message()}{hint}", err=True)
         return int(ExitCode.BAD_INPUT)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)

@@ -70,6 +70,14 @@ def examine(config: Config | None, environ: Mapping[str, str]) -> Iterator[Findi
     if any(block.aws for block in config.fallback):
         yield _run("aws", lambda: _aws(environ))
     for index, block in enumerate(config.fallback):
+        if block.aws and not block.aws.ami and not config.job.image:
+            yield Finding(
+                f"fallback[{index}].aws",
+                "warn",
+                "the job runs on AWS's Base image, which has drivers and no Python packages",
+                "set job.image to your training image, or ami to one that holds what the command needs",
+            )
+    for index, block in enumerate(config.fallback):
         if block.gcp:
             yield Finding(f"fallback[{index}].gcp", "warn", "Google Cloud is not in this version; passed over")
     yield _run("store", lambda: _store(config, environ))

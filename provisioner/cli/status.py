@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,13 +52,16 @@ def logs(job: str, *, epoch: int | None, follow: bool, as_json: bool) -> int:
         for event in _events(directory):
             click.echo(_line(event))
         return 0
-    from provisioner.config import parse
     from provisioner.controller.launch import open_job_store
+    from provisioner.controller.run import reopened_config
 
-    copy = directory.path / f"failover.{record.run}.yaml"
-    original = Path(record.config_path)
-    store = open_job_store(parse(copy.read_bytes(), str(original), original.parent, os.environ), os.environ)
-    for text in _log_text(store, epoch, follow=follow):
+    store = open_job_store(reopened_config(directory, record, os.environ), os.environ)
+
+    def ended() -> bool:
+        now = directory.record()
+        return now is None or not now.open
+
+    for text in _log_text(store, epoch, ended if follow else lambda: True):
         click.echo(text, nl=False)
     return 0
 
@@ -110,15 +112,15 @@ def _summary(directory: JobDirectory) -> dict[str, object]:
     }
 
 
-def _log_text(store: Store, epoch: int | None, *, follow: bool) -> Iterator[str]:
-    """Yield the parts of the log, oldest first."""
+def _log_text(store: Store, epoch: int | None, ended: Callable[[], bool]) -> Iterator[str]:
+    """Yield the parts of the log, oldest first, until the run has ended."""
     import zstandard
 
     from provisioner.checkpoint import layout
 
     seen: set[str] = set()
     while True:
-        done = store.exists(layout.DONE)  # before the list: the last part is written before it
+        last = ended()  # before the look: what a run writes is there when it has ended
         numbers = sorted(int(name) for name in store.folders(layout.EPOCHS) if name.isdigit())
         for number in numbers if epoch is None else [epoch]:
             for part in store.objects(layout.logs(number)):
@@ -126,7 +128,7 @@ def _log_text(store: Store, epoch: int | None, *, follow: bool) -> Iterator[str]
                 seen.add(part.key)
                 if data is not None:
                     yield zstandard.ZstdDecompressor().stream_reader(data).read().decode("utf-8", "replace")
-        if not follow or done:
+        if last:
             return
         time.sleep(2)
 

@@ -12,7 +12,7 @@ LINES: dict[str, str] = {
     "stray": "{cloud}: releasing {id}, left by an earlier run",
     "published": "runtime in the store: {wheels} wheels",
     "claim": "epoch {epoch}: claiming {offer} at {price} an hour",
-    "refused": "epoch {epoch}: {offer}: {failure} ({code})",
+    "refused": "epoch {epoch}: {offer}: {failure} ({code}){words}",
     "claimed": "epoch {epoch}: got {node}",
     "adopted": "{node}: adopted by Terraform",
     "adopt_failed": "{node}: not adopted (attempt {attempt}): {problem}",

@@ -63,8 +63,11 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Config:
     return parse(content, str(path), path.parent, os.environ if environ is None else environ)
 
 
-def parse(content: bytes, file: str, directory: Path, environ: Mapping[str, str]) -> Config:
-    """Check the content of a file. ``file`` is its name in errors, ``directory`` where its paths begin."""
+def parse(content: bytes, file: str, directory: Path, environ: Mapping[str, str], *, for_start: bool = True) -> Config:
+    """Check the content of a file. ``file`` is its name in errors, ``directory`` where its paths begin.
+
+    ``for_start`` False is for looking after a job that was started before: what only a start needs is not asked for.
+    """
     try:
         document = read(content, file)
     except Unreadable as error:
@@ -73,6 +76,8 @@ def parse(content: bytes, file: str, directory: Path, environ: Mapping[str, str]
         config = Config.model_validate_json(json.dumps(document.data))
     except ValidationError as error:
         raise ConfigMistakes(explain(error.errors(include_url=False), document, file, Config)) from None
+    if not for_start:
+        return config
     found = [
         Mistake(file, document.line(loc), dotted(loc), message, hint)
         for loc, message, hint in findings(config, environ, directory)

@@ -159,7 +159,7 @@ class CheckpointConfig(Section):
     """Where checkpoints, logs and heartbeats go: the one place that every cloud must reach."""
 
     store: StoreUri = Field(
-        description="`s3://bucket/prefix` (also for every S3-compatible service), `gs://bucket/prefix`, or "
+        description="`s3://bucket/prefix` (also for every S3-compatible service), or "
         "`file:///directory` when all machines are this one.",
         examples=["s3://my-bucket/failover"],
     )

@@ -55,6 +55,12 @@ def _workdir(config: Config, directory: Path) -> Iterator[Finding]:
 
 def _reach(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     """A directory of this machine is a store only while every machine is this one, as in the sandbox."""
+    if config.checkpoint.store.startswith("gs:"):
+        yield (
+            ("checkpoint", "store"),
+            "gs:// is not in this version: no machine would get a key",
+            "write s3://bucket/prefix",
+        )
     if not config.checkpoint.store.startswith("file:"):
         return
     far = []
@@ -66,7 +72,7 @@ def _reach(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
         far.append("GCP")
     if far:
         message = f"machines at {' and '.join(far)} cannot reach a directory of this machine"
-        yield ("checkpoint", "store"), message, "write s3://bucket/prefix or gs://bucket/prefix"
+        yield ("checkpoint", "store"), message, "write s3://bucket/prefix"
 
 
 def _patience(config: Config) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -84,8 +84,12 @@ class JobDirectory:
 
     def record(self) -> JobRecord | None:
         """Read what is remembered of the job, or None."""
-        data = self.read_json("job.json")
-        return JobRecord(**data) if isinstance(data, dict) else None
+        try:
+            data = self.read_json("job.json")
+            return JobRecord(**data) if isinstance(data, dict) else None
+        except (ValueError, TypeError) as error:
+            message = f"{self.path / 'job.json'} is damaged"
+            raise ConfigError(message, hint="remove it: the job's id stands in the store") from error
 
     def remember(self, record: JobRecord) -> None:
         """Write the record, atomically."""
@@ -156,6 +160,10 @@ def new_uid() -> str:
 
 
 def jobs(root: Path) -> list[JobRecord]:
-    """List every job that the state root knows, by name."""
-    found = (JobDirectory(root, path.parent.name).record() for path in sorted(root.glob("jobs/*/job.json")))
-    return [record for record in found if record is not None]
+    """List every job that the state root knows, by name; a damaged record is left out (by its name it says so)."""
+    found = []
+    for path in sorted(root.glob("jobs/*/job.json")):
+        with suppress(ConfigError):
+            record = JobDirectory(root, path.parent.name).record()
+            found += [record] if record is not None else []
+    return found

@@ -26,13 +26,14 @@ from provisioner.controller.records import (
     Watched,
 )
 from provisioner.controller.watch import Patience, Watch
-from provisioner.errors import CloudError, ConfigError, FailoverError, Unauthorized
+from provisioner.errors import CloudError, ConfigError, FailoverError, Unauthorized, Unreachable
 from provisioner.model import Failure, FailureKind, Gpu, JobRef, Market, Node, NodeState, Offer, Owned, Scope
 from provisioner.telemetry.events import EventLog
 
 PAUSE_FIRST_S = 30.0
 PAUSE_MOST_S = 300.0
 ADOPT_TRIES = 3
+SELF_EVIDENT = frozenset({FailureKind.NO_CAPACITY, FailureKind.NOT_OFFERED, FailureKind.THROTTLED})
 ALIVE_S = 60.0
 """A machine whose last heartbeat is younger than this trains, whatever ``lost_after`` says, in seconds."""
 PRIMARY_AGAIN_S = 20.0
@@ -73,6 +74,7 @@ class World:
         self._adoption: threading.Thread | None = None
         self._preparation: threading.Thread | None = None
         self._enough_prepared = threading.Event()
+        self._prepared: set[str] = set()
 
     # -- the steps, in the order of a job's life ------------------------------------------------------------------
 
@@ -82,16 +84,22 @@ class World:
         Raises ConfigError where that still trains: another controller may be watching it.
         """
         at = self.now()
-        self.launcher.write_spec()
         for name in self._cloud_names():
-            for thing in self._cloud(name).owned():
-                if thing.kind == "machine":
-                    self._refuse_if_training(thing)
-                    self.events.emit("stray", cloud=name, id=thing.id, epoch=thing.epoch)
-                    self._cloud(name).release(_as_node(thing, self.job))
+            try:
+                self._release_strays(name)
+            except CloudError as error:  # it may be asked again later, and another cloud may have a machine
+                self.events.emit("blind", what=name, problem=str(error))
+        self.launcher.write_spec()
         epoch = self.launcher.newest_epoch() + 1
         self.events.emit("begin", job=self.job.name, uid=self.job.uid, epoch=epoch)
         return Begun(at, epoch)
+
+    def _release_strays(self, name: str) -> None:
+        for thing in self._cloud(name).owned():
+            if thing.kind == "machine":
+                self._refuse_if_training(thing)
+                self.events.emit("stray", cloud=name, id=thing.id, epoch=thing.epoch)
+                self._cloud(name).release(_as_node(thing, self.job))
 
     def _refuse_if_training(self, thing: Owned) -> None:
         if self.take_over:
@@ -161,10 +169,15 @@ class World:
             cloud.prepare(offer.region)
             launch = self.launcher.launch(offer, epoch, attempt, published)
             answer = cloud.claim(offer, launch)
-        except FailoverError as error:
+            if isinstance(answer, Failure):
+                self._forget_start(epoch, launch.token)
+        except CloudError as error:
             answer = as_failure(error)
         if isinstance(answer, Failure):
-            self.events.emit("refused", epoch=epoch, offer=offer.key, failure=answer.kind, code=answer.code)
+            words = "" if answer.kind in SELF_EVIDENT else f": {answer.message}"
+            self.events.emit(
+                "refused", epoch=epoch, offer=offer.key, failure=answer.kind, code=answer.code, words=words
+            )
             return Claimed(offer, self.now(), None, answer, choice.at_most)
         self.events.emit("claimed", epoch=epoch, offer=offer.key, node=answer.id)
         return Claimed(offer, self.now(), answer, None, choice.at_most)
@@ -183,15 +196,16 @@ class World:
 
     def release(self, node: Node) -> Released:
         """Make the machine go away; what cannot be confirmed is reported, and found again by ``finish``."""
-        self.launcher.remove_bootstrap(node.epoch)
-        _join(self._adoption)  # two Terraform runs must not meet in one stack
+        problem = ""
         try:
             self._cloud(node.offer.cloud).release(node)
+            self.events.emit("released", epoch=node.epoch, node=node.id)
         except CloudError as error:
-            self.events.emit("release_failed", node=node.id, problem=str(error))
-            return Released(self.now(), str(error))
-        self.events.emit("released", epoch=node.epoch, node=node.id)
-        return Released(self.now())
+            problem = str(error)
+            self.events.emit("release_failed", node=node.id, problem=problem)
+        released = Released(self.now(), problem)
+        self._forget_start(node.epoch, node.token)
+        return released
 
     def pause(self, since: float, round_number: int) -> bool:
         """Wait 30 s to 5 min before the next round, while ``policy.retry_for`` lasts."""
@@ -199,13 +213,18 @@ class World:
         if left <= 0 or self.take_down.is_set():
             return False
         self.events.emit("waiting", seconds=round(left))
-        self.take_down.wait(min(PAUSE_FIRST_S * 1.6 ** (round_number - 1), PAUSE_MOST_S, left))
+        self.take_down.wait(min(PAUSE_FIRST_S * 1.6 ** min(round_number - 1, 10), PAUSE_MOST_S, left))
         return True
 
-    def finish(self) -> Finished:
-        """Remove what was prepared; list what is still there under our tags."""
+    def finish(self, claimed: frozenset[str] | None = None) -> Finished:
+        """Remove what was prepared; list what is still there under our tags.
+
+        ``claimed`` names the clouds that a claim was made at, None when that is not known. A cloud that refuses us may
+        hold something of ours only if it once did not.
+        """
         self._enough_prepared.set()
         _join(self._preparation)
+        _join(self._adoption)
         leaked: list[str] = []
         for name in self._cloud_names():
             try:
@@ -215,10 +234,10 @@ class World:
                         cloud.release(_as_node(thing, self.job))
                 cloud.dismantle()
                 leaked += [f"{thing.cloud}/{thing.region}/{thing.kind}/{thing.id}" for thing in cloud.owned()]
-            except Unauthorized:
-                continue  # nothing was ever made there: the report's attempts name the refusal
             except CloudError as error:
-                leaked.append(f"{name}: cannot tell: {error}")
+                untouched = claimed is not None and name not in claimed and name not in self._prepared
+                if not (untouched and isinstance(error, Unauthorized)):
+                    leaked.append(f"{name}: cannot tell: {error}")
         self.events.emit("finished", leaked=leaked)
         return Finished(self.now(), tuple(leaked))
 
@@ -261,6 +280,13 @@ class World:
             return TAKEN_DOWN
         return self.limits.reached(begun, past, current, self.now())
 
+    def _forget_start(self, epoch: int, token: str) -> None:
+        """Remove the start object; a store that does not answer now must not cost a machine its keeper."""
+        try:
+            self.launcher.remove_bootstrap(epoch, token)
+        except CloudError as error:
+            self.events.emit("blind", what="store", problem=str(error))
+
     def _adopt(self, node: Node) -> None:
         for attempt in range(1, ADOPT_TRIES + 1):
             try:
@@ -290,6 +316,7 @@ class World:
                 return
             try:
                 self._cloud(name).prepare(region)
+                self._prepared.add(name)
                 self.events.emit("prepared", cloud=name, region=region)
             except CloudError as error:
                 self.events.emit("prepare_failed", cloud=name, region=region, problem=str(error))
@@ -323,7 +350,7 @@ class _View:
 
     def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool) -> None:
         if first:
-            self.world.launcher.remove_bootstrap(node.epoch)
+            self.world._forget_start(node.epoch, node.token)  # noqa: SLF001
         self.world.events.emit(
             "heartbeat", epoch=node.epoch, phase=heartbeat.get("phase"), step=heartbeat.get("step"), first=first
         )
@@ -336,7 +363,8 @@ def as_failure(error: FailoverError) -> Failure:
         return own
     if isinstance(error, Unauthorized):
         return Failure(FailureKind.UNAUTHORIZED, Scope.ACCOUNT, "Unauthorized", str(error), error.hint, ttl_s=600)
-    return Failure(FailureKind.UNKNOWN, Scope.REGION, type(error).__name__, str(error), error.hint)
+    kind = FailureKind.NETWORK if isinstance(error, Unreachable) else FailureKind.INVALID
+    return Failure(kind, Scope.REGION, type(error).__name__, str(error), error.hint)
 
 
 def price_words(choice: Choice) -> str:

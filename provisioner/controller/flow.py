@@ -21,6 +21,7 @@ from provisioner.controller.records import (
     Watched,
 )
 from provisioner.controller.report import build_report
+from provisioner.errors import FailoverError
 from provisioner.model import Ending, FailureKind, JobRef, Node, Offer
 
 T = TypeVar("T")
@@ -28,6 +29,8 @@ T = TypeVar("T")
 FINAL = frozenset({Ending.COMPLETED, Ending.FAILED, Ending.LIMIT, Ending.TAKEN_DOWN})
 TAKEN_DOWN = "taken down"
 MOST_FRUITLESS = 3
+HOPELESS = frozenset({FailureKind.UNAUTHORIZED, FailureKind.INVALID})
+"""Refusals that waiting does not change: when there are no others, the job ends."""
 
 
 class Step(Protocol):
@@ -79,8 +82,8 @@ class Effects(Protocol):
         """Wait before the next round of claims; False when there is no point in another."""
         ...
 
-    def finish(self) -> Finished:
-        """Remove the substrate and list what is left."""
+    def finish(self, claimed: frozenset[str]) -> Finished:
+        """Remove the substrate and list what is left. ``claimed`` names the clouds that were asked for a machine."""
         ...
 
 
@@ -112,8 +115,15 @@ class Flow:
             ending, reason = self._place_until_done(begun, published)
         except Stopped as stop:
             ending, reason = stop.ending, stop.reason
-        finished = self.step("finish", self.effects.finish)
+        except FailoverError:
+            self._finish()
+            raise
+        finished = self._finish()
         return build_report(self.effects.job, begun, self.placements, self.claims, ending, reason, finished)
+
+    def _finish(self) -> Finished:
+        clouds = frozenset(claimed.offer.cloud for claimed in self.claims)
+        return self.step("finish", self.effects.finish, clouds)
 
     def _place_until_done(self, begun: Begun, published: Published) -> tuple[Ending, str]:
         epoch = begun.first_epoch
@@ -156,7 +166,7 @@ class Flow:
                     return claimed, claimed.node
             round_number += 1
             refusals += [claimed.failure.kind for claimed in self.claims[first:] if claimed.failure]
-            if refusals and set(refusals) == {FailureKind.UNAUTHORIZED}:
+            if refusals and set(refusals) <= HOPELESS:
                 raise Stopped(Ending.NEVER_STARTED, "refused")
             if not self.step("pause", self.effects.pause, since, round_number):
                 raise Stopped(Ending.NEVER_STARTED, "no offer could be had")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from provisioner.checkpoint import epochs, layout, workdir
 from provisioner.checkpoint.store import Credentials, Store, open_store
-from provisioner.clouds.aws.cloud import job_prefix
+from provisioner.clouds.aws.cloud import job_prefix, store_endpoint
 from provisioner.config import CheckpointConfig, Config
 from provisioner.controller.directory import JobDirectory, cache_root
 from provisioner.controller.records import Published
@@ -19,6 +20,9 @@ from provisioner.errors import ConfigError
 from provisioner.model import JobRef, Launch, Offer, claim_token, tags
 from provisioner.terraform import render
 
+LINK_FRESH_S = 3600.0
+LINK_PATIENCE_S = 600.0
+PULL_PATIENCE_S = 1200.0
 LINK_S = 6 * 3600.0
 """How long a start link is asked for. Links signed with a session end with it, whatever is asked for."""
 
@@ -120,12 +124,17 @@ class Launcher:
         The user data of one token never change, also not after a crash: EC2 refuses a token with other parameters.
         """
         token = claim_token(self.job, epoch, offer, attempt)
-        key = layout.bootstrap(epoch)
+        key = layout.bootstrap(epoch, token)
         self.store.put(key, json.dumps(self._bootstrap(offer, epoch, token, published)).encode())
         script = self.directory.path / "launch" / f"{token}.sh"
-        if not script.exists():
+        if not script.exists() or (offer.cloud != "aws" and time.time() - script.stat().st_mtime > LINK_FRESH_S):
             policy = self.config.policy
-            text = render.bootstrap(url=self.store.sign(key, LINK_S), ttl_s=policy.ttl)
+            text = render.bootstrap(
+                url=self.store.sign(key, LINK_S),
+                ttl_s=policy.ttl,
+                link_patience_s=int(min(LINK_PATIENCE_S, policy.boot_timeout)),
+                pull_patience_s=int(min(PULL_PATIENCE_S, policy.boot_timeout * 0.8)),
+            )
             self.directory.write_text(f"launch/{token}.sh", text)
         return Launch(
             job=self.job,
@@ -136,9 +145,9 @@ class Launcher:
             tags=tags(self.job, epoch, token),
         )
 
-    def remove_bootstrap(self, epoch: int) -> None:
-        """Remove the object that holds secrets: the node has read it, or never will."""
-        self.store.delete([layout.bootstrap(epoch)])
+    def remove_bootstrap(self, epoch: int, token: str) -> None:
+        """Remove the object that holds secrets: the node has read it, or never will. Raises CloudError."""
+        self.store.delete([layout.bootstrap(epoch, token)])
 
     def read_signs(self, epoch: int) -> tuple[dict[str, object] | None, dict[str, object] | None]:
         """Return (done, heartbeat) as this epoch's node wrote them. Raises CloudError."""
@@ -156,8 +165,8 @@ class Launcher:
             "cloud": offer.cloud,
             "store": {
                 "uri": settings.store,
-                "endpoint": settings.endpoint,
-                "region": settings.region,
+                "endpoint": store_endpoint(self.config, self.environ),
+                "region": settings.region or self.environ.get("AWS_REGION") or self.environ.get("AWS_DEFAULT_REGION"),
                 "credentials": self._node_credentials(offer),
             },
             "runtime": [
@@ -185,15 +194,18 @@ class Launcher:
             return None
         if offer.cloud == "aws" and job_prefix(self.config, self.environ)[0]:
             return None
-        found = controller_credentials(settings, self.environ)
-        if found is None:
-            message = f"checkpoint.store: a node at {offer.cloud} needs a key for {settings.store}"
-            raise ConfigError(message, hint=f"set {settings.access_key_id_env} and {settings.secret_access_key_env}")
-        return {
-            "access_key_id": found.access_key_id,
-            "secret_access_key": found.secret_access_key,
-            "session_token": found.session_token,
-        }
+        key = self.environ.get(settings.access_key_id_env)
+        secret = self.environ.get(settings.secret_access_key_env)
+        where = f"checkpoint.store: a machine at {offer.cloud} needs a key for {settings.store}"
+        if not key or not secret:
+            hint = f"set {settings.access_key_id_env} and {settings.secret_access_key_env}; a profile is not handed out"
+            raise ConfigError(where, hint=hint)
+        if self.environ.get(settings.session_token_env):
+            message = f"{where} that does not expire, and {settings.session_token_env} is set"
+            raise ConfigError(
+                message, hint="make a key that reaches only the job's prefix, and set it without a session"
+            )
+        return {"access_key_id": key, "secret_access_key": secret, "session_token": None}
 
     def _publish_workdir(self) -> str | None:
         if self.workdir is None:

@@ -18,7 +18,7 @@ from provisioner.controller.directory import JobDirectory, JobRecord, new_uid, s
 from provisioner.controller.effects import World
 from provisioner.controller.engine import Engine
 from provisioner.controller.launch import Launcher, open_job_store, stored_uid
-from provisioner.errors import ConfigError, Interrupted
+from provisioner.errors import CloudError, ConfigError, Interrupted
 from provisioner.telemetry.events import EventLog
 
 WAIT_S = 0.2
@@ -50,7 +50,8 @@ def begin_record(directory: JobDirectory, config_path: Path, *, fresh: bool, now
     uid = new_uid() if fresh else (old.uid if old else stored_uid or new_uid())
     run = old.run + 1 if old else 1
     shutil.copyfile(config_path, directory.path / f"failover.{run}.yaml")
-    (directory.path / "takedown").unlink(missing_ok=True)
+    for name in ("takedown", "report.json"):  # an earlier run's
+        (directory.path / name).unlink(missing_ok=True)
     record = JobRecord(directory.name, uid, run, open=True, config_path=str(config_path.resolve()), started_at=now)
     directory.remember(record)
     return record
@@ -63,16 +64,17 @@ class Controller:
         self,
         config_path: Path,
         *,
+        config: Config | None = None,
         options: RunOptions | None = None,
         environ: Mapping[str, str] | None = None,
         on_event: Callable[[dict[str, object]], None] | None = None,
         after_step: Callable[[int, str], None] | None = None,
     ) -> None:
-        """Read the configuration. Raises ConfigError."""
+        """Read the configuration, unless ``config`` is given. Raises ConfigError."""
         self.environ = dict(os.environ if environ is None else environ)
         self.options = options or RunOptions()
         self.config_path = config_path
-        self.config = load(config_path, environ=self.environ)
+        self.config = config or load(config_path, environ=self.environ)
         self.directory = JobDirectory(state_root(self.environ), self.config.job.name)
         self.take_down = threading.Event()
         self._on_event = on_event
@@ -86,6 +88,14 @@ class Controller:
         """
         self.directory.create()
         with self.directory.lock():
+            self.record = begin_record(
+                self.directory,
+                self.config_path,
+                fresh=self.options.fresh,
+                now=time.time(),
+                stored_uid=stored_uid(open_job_store(self.config, self.environ)),
+            )
+            self.config = self._recorded_config()
             world = self._world()
             database = (
                 self.directory.path / f"controller.{self.record.run}.sqlite"
@@ -109,10 +119,10 @@ class Controller:
             self.directory.close()
             raise
 
-    def finish(self) -> dict[str, object]:
+    def finish(self, record: JobRecord) -> dict[str, object]:
         """Release what the job still has and remove what was prepared, without going on with it."""
-        self.directory.create()
         with self.directory.lock():
+            self.record = record
             finished = self._world().finish()
             self.directory.close()
         report: dict[str, object] = {"job": self.config.job.name, "result": "taken_down", "leaked": [*finished.leaked]}
@@ -121,14 +131,6 @@ class Controller:
 
     def _world(self) -> World:
         store = open_job_store(self.config, self.environ)
-        self.record = begin_record(
-            self.directory,
-            self.config_path,
-            fresh=self.options.fresh,
-            now=time.time(),
-            stored_uid=stored_uid(store),
-        )
-        self.config = self._recorded_config()
         events = EventLog(self.directory.path / "events.jsonl", also=self._on_event)
         folder = workdir(self.config, Path(self.record.config_path))
         launcher = Launcher(self.record.ref, self.config, self.directory, store, self.environ, folder)
@@ -156,9 +158,8 @@ class Controller:
 
     def _recorded_config(self) -> Config:
         """Read the configuration that this run was started with; a changed file counts from the next run on."""
-        copy = self.directory.path / f"failover.{self.record.run}.yaml"
         original = Path(self.record.config_path)
-        return parse(copy.read_bytes(), str(original), original.parent, self.environ)
+        return parse(kept_config(self.directory, self.record), str(original), original.parent, self.environ)
 
 
 def wait_for_end(engine: Engine, controller: Controller) -> None:  # noqa: ARG001 - the signature of an attendant
@@ -203,10 +204,26 @@ def _answer(ask: Callable[[], str] | None, say: Callable[[str], None], controlle
         raise Interrupted(come_back)
 
 
+def kept_config(directory: JobDirectory, record: JobRecord) -> bytes:
+    """Return the configuration that a run was started with; the file itself where no run kept a copy."""
+    copy = directory.path / f"failover.{record.run}.yaml"
+    try:
+        return (copy if copy.exists() else Path(record.config_path)).read_bytes()
+    except OSError as error:
+        message = f"{record.config_path}: {error.strerror}"
+        raise ConfigError(message, hint="the configuration of this job is gone; write it there again") from error
+
+
+def reopened_config(directory: JobDirectory, record: JobRecord, environ: Mapping[str, str]) -> Config:
+    """Read a run's configuration to look after it: secrets and workdir, which only a start needs, may be missing."""
+    original = Path(record.config_path)
+    return parse(kept_config(directory, record), str(original), original.parent, environ, for_start=False)
+
+
 def take_down(name: str, environ: Mapping[str, str], *, say: Callable[[str], None]) -> dict[str, object]:
     """Release a job's machines and remove what was prepared, with or without a running controller. Return the report.
 
-    Raises ConfigError for a job that this state directory does not know.
+    Raises ConfigError for a job that this state directory does not know, CloudError for a controller that hangs.
     """
     directory = JobDirectory(state_root(environ), name)
     record = directory.record()
@@ -218,8 +235,13 @@ def take_down(name: str, environ: Mapping[str, str], *, say: Callable[[str], Non
     if pid is not None:
         say(f"asking the controller (process {pid}) to take it down")
         until = time.monotonic() + TAKE_DOWN_S
-        while directory.controller_pid() is not None and time.monotonic() < until:
+        while directory.controller_pid() is not None:
+            if time.monotonic() > until:
+                message = f"process {pid} has not taken {name} down within {TAKE_DOWN_S:.0f} s"
+                raise CloudError(message, hint=f"kill it, then: failover down {name}")
             time.sleep(WAIT_S)
         report = directory.read_json("report.json")
-        return report if isinstance(report, dict) else {}
-    return Controller(Path(record.config_path), environ=environ).finish()
+        if isinstance(report, dict):
+            return report  # written at the end of this run: a new run removes an older one
+    config = reopened_config(directory, record, environ)
+    return Controller(Path(record.config_path), config=config, environ=environ).finish(record)

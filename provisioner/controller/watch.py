@@ -11,6 +11,8 @@ from provisioner.controller.records import Watched
 from provisioner.model import Ending, Node, NodeState
 
 LAST_WORD_S = 5.0
+BLIND_S = 600.0
+"""How long a store that does not answer keeps a machine that is gone from being replaced, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,9 @@ class Patience:
 class Signs:
     """What is known of a node at one moment.
 
-    ``state`` and ``stored`` are None and False where the cloud or the store could not be asked just now.
-    ``heard_at`` is our own clock when the heartbeat last changed, so a node's wrong clock does not matter.
+    ``state`` is None where the cloud could not be asked just now, ``stored`` False where the store could not.
+    ``read_at`` is when the store last answered, ``heard_at`` when the heartbeat last changed: both on our own clock,
+    so a node's wrong one does not matter.
     """
 
     now: float
@@ -36,6 +39,7 @@ class Signs:
     stored: bool = True
     done: dict[str, object] | None = None
     heartbeat: dict[str, object] | None = None
+    read_at: float = 0.0
     heard_at: float | None = None
     stop: str = ""
 
@@ -55,11 +59,19 @@ def judge(signs: Signs, patience: Patience) -> tuple[Ending, str] | None:
     if isinstance(end, dict):
         return Ending.STOPPED, str(end.get("reason") or "the node stopped")
     if signs.state in {NodeState.GONE, NodeState.STOPPED}:
-        if signs.heartbeat is None:
-            return Ending.NEVER_STARTED, f"the machine is {signs.state} and never sent a heartbeat"
-        return Ending.LOST, f"the cloud says the machine is {signs.state}"
-    if not signs.stored:
-        return None
+        return _gone(signs)
+    return _silent(signs, patience) if signs.stored else None
+
+
+def _gone(signs: Signs) -> tuple[Ending, str] | None:
+    if not signs.stored and signs.now - signs.read_at < BLIND_S:
+        return None  # its last word may be "done", and cannot be read just now
+    if signs.heartbeat is None:
+        return Ending.NEVER_STARTED, f"the machine is {signs.state} and never sent a heartbeat"
+    return Ending.LOST, f"the cloud says the machine is {signs.state}"
+
+
+def _silent(signs: Signs, patience: Patience) -> tuple[Ending, str] | None:
     if signs.heard_at is None:
         waited = signs.now - signs.claimed_at
         if waited > patience.boot_timeout_s:
@@ -102,7 +114,8 @@ class Watch:
 
     def until_end(self, node: Node) -> Watched:
         """Look again and again until the placement has ended."""
-        signs = Signs(now=self.now(), claimed_at=node.claimed_at)
+        now = self.now()
+        signs = Signs(now=now, claimed_at=node.claimed_at, read_at=now)
         while True:
             signs = self._look(node, signs)
             verdict = judge(signs, self.patience)
@@ -125,6 +138,7 @@ class Watch:
         if read is None:
             return signs
         done, heartbeat = read
+        signs = replace(signs, read_at=signs.now)
         if heartbeat is not None and heartbeat != before.heartbeat:
             self.view.changed(node, heartbeat, first=before.heartbeat is None)
             signs = replace(signs, heartbeat=heartbeat, heard_at=signs.now)

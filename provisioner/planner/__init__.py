@@ -38,7 +38,7 @@ def plan(
     passed_over: Sequence[PassedOver] = (),
 ) -> Plan:
     """Rank offers by a configuration. See ``rank`` for the order; ``passed_over`` is added to the plan's own."""
-    return rank(
+    ranked = rank(
         blocks(config),
         offers,
         memory=memory or FailureMemory(),
@@ -47,6 +47,16 @@ def plan(
         usd_cny=config.policy.usd_cny,
         passed_over=passed_over,
     )
+    return ranked if config.policy.budget is None else _within_budget(ranked)
+
+
+def _within_budget(plan: Plan) -> Plan:
+    """Pass over what no price and no limit bounds: a budget could not be kept. This machine costs nothing to rent."""
+    reason = "nothing bounds its price, so policy.budget cannot be kept; set max_price"
+    unbounded = [one for one in plan.ranked if one.at_most is None and one.offer.cloud != "local"]
+    ranked = tuple(one for one in plan.ranked if one not in unbounded)
+    passed = (PassedOver(one.offer.key, reason, one.offer) for one in unbounded)
+    return Plan(ranked, (*plan.passed_over, *passed))
 
 
 def catalog_offers(config: Config) -> list[Offer]:

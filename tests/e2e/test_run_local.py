@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -268,6 +269,54 @@ def test_a_machine_that_trains_for_another_controller_is_not_taken_unasked(place
     assert [placement["epoch"] for placement in report["placements"]] == [2]
     assert report["placements"][0]["restored_step"] >= 10
     assert report["final_step"] == 100
+
+
+def test_down_works_without_the_file_its_secrets_and_its_workdir(place: Place) -> None:
+    """What starts a job may be gone when its machine must go."""
+    place.environ["SMALL_SECRET"] = "canary-of-a-secret"
+    config = place.config(steps=400, pace=0.1, job={"secrets": ["SMALL_SECRET"]})
+    with place.start("run", str(config), "--json") as controller:
+        place.wait_for_step(2)
+        controller.send_signal(signal.SIGKILL)
+    del place.environ["SMALL_SECRET"]
+    config.unlink()
+    shutil.rmtree(place.folder / "code")
+    code, out, err = place.call("down", "small", "--json")
+    assert code == 0, err
+    assert json.loads(out)["leaked"] == []
+    wait(lambda: place.nodes() == [], "the node to end")
+
+
+def test_down_does_not_take_an_earlier_report_for_its_own(place: Place) -> None:
+    code, _, err = place.call("run", str(place.config(steps=5)), "--json")
+    assert code == 0, err
+    with place.start("run", str(place.config(steps=400, pace=0.1)), "--json") as controller:
+        place.wait_for_step(8)
+        controller.send_signal(signal.SIGKILL)
+    assert place.nodes()
+    code, out, err = place.call("down", "small", "--json")
+    assert (code, json.loads(out)["result"]) == (0, "taken_down"), err
+    wait(lambda: place.nodes() == [], "the node to end")
+
+
+def test_a_store_that_fails_at_the_end_costs_no_machine_its_keeper(place: Place) -> None:
+    """The start object cannot be removed; the machine must go all the same."""
+    with place.start("run", str(place.config(steps=400, pace=0.1)), "--json") as controller:
+        place.wait_for_step(2)
+        epochs = place.folder / "store/small/epochs"
+        epochs.rename(epochs.with_name("away"))
+        epochs.write_text("in the way")
+        place.call("down", "small", "--json")
+        out, err = controller.communicate(timeout=60)
+    assert json.loads(out)["result"] == "taken_down", err
+    assert place.nodes() == []
+
+
+def test_a_wrong_option_is_one_line(place: Place) -> None:
+    for arguments in (["rum"], ["run", "--no-such"], ["logs"], ["drill", "--provider", "none"]):
+        code, out, err = place.call(*arguments)
+        assert (code, out) == (2, ""), arguments
+        assert len(err.strip().splitlines()) == 1, err
 
 
 def read_until(terminal: int, words: bytes) -> bytes:

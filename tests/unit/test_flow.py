@@ -103,7 +103,7 @@ class World:
     def pause(self, since: float, round_number: int) -> bool:
         return round_number < 3
 
-    def finish(self) -> Finished:
+    def finish(self, claimed: frozenset[str]) -> Finished:
         return Finished(self._tick(), tuple(node.id for node in self.machines.values()))
 
 

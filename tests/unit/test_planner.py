@@ -356,3 +356,20 @@ def of_catalog_file(file):
     made = load(Path(file), {})
     passed = [planner.PassedOver("autodl", "AUTODL_TOKEN is not set"), *planner.absent(made)]
     return planner.plan(made, planner.catalog_offers(made), passed_over=passed)
+
+
+def test_with_a_budget_nothing_is_tried_whose_price_nothing_bounds():
+    text = (
+        "job: {name: a, command: 'true'}\n"
+        "checkpoint: {store: s3://bucket/prefix}\n"
+        "fallback: [{aws: {regions: [eu-west-1], market: on-demand}}]\n"
+    )
+    free = parse(text.encode(), "failover.yaml", Path(), {})
+    offers = planner.catalog_offers(free)
+    assert planner.plan(free, offers).ranked
+    bound = parse(f"{text}policy: {{budget: 20 USD}}\n".encode(), "failover.yaml", Path(), {})
+    plan = planner.plan(bound, offers)
+    assert plan.ranked == ()
+    assert {one.reason for one in plan.passed_over} == {
+        "nothing bounds its price, so policy.budget cannot be kept; set max_price"
+    }

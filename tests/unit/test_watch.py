@@ -36,6 +36,8 @@ BEATING = Signs(now=1000, claimed_at=0, state=NodeState.RUNNING, heartbeat={"ste
         ({"heard_at": 941}, None),
         ({"heard_at": 100, "stored": False}, None),
         ({"state": None}, None),
+        ({"state": NodeState.GONE, "stored": False, "read_at": 990}, None),
+        ({"state": NodeState.GONE, "stored": False, "read_at": 300}, Ending.LOST),
         ({"state": None, "heard_at": 100}, Ending.LOST),
     ],
 )

@@ -21,6 +21,7 @@ from provisioner.clouds.aws.failures import (
     passing_failure,
     profile_not_yet_known,
 )
+from provisioner.errors import CloudError
 from provisioner.model import TAG_TOKEN, Failure, FailureKind, Launch, Market, Node, Offer
 
 CLAIM_S = 60.0
@@ -137,4 +138,7 @@ class Claim:
             if instance["State"]["Name"] != "pending" or self._clock.tick() >= until:
                 return instance
             self._clock.sleep(0.5)
-            instance = self._region.find(str(instance["InstanceId"])) or instance
+            try:
+                instance = self._region.find(str(instance["InstanceId"])) or instance
+            except CloudError:
+                return instance  # EC2 has said yes: the machine is ours, and whoever watches it asks again

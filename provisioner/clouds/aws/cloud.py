@@ -315,11 +315,17 @@ def _discover(directory: Path, environ: Mapping[str, str]) -> Toolchain:
     return found
 
 
+def store_endpoint(config: Any, environ: Mapping[str, str]) -> str | None:
+    """Return the address of an S3-compatible store, as the file or the environment names it; None is AWS's own."""
+    endpoint: str | None = config.checkpoint.endpoint
+    return endpoint or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None
+
+
 def job_prefix(config: Any, environ: Mapping[str, str]) -> tuple[str | None, str]:
     """Return the bucket and prefix of the job's store, if its machines at AWS reach it by their role; else none."""
     store = urlsplit(config.checkpoint.store)
-    endpoint = config.checkpoint.endpoint
-    at_home = endpoint is None or endpoint in {environ.get("AWS_ENDPOINT_URL"), environ.get("AWS_ENDPOINT_URL_S3")}
+    endpoint = store_endpoint(config, environ)
+    at_home = endpoint is None or endpoint == environ.get("AWS_ENDPOINT_URL")
     if store.scheme != "s3" or not at_home:
         return None, ""
     return store.netloc, "/".join(part for part in (store.path.strip("/"), config.job.name) if part)
