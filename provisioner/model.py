@@ -101,7 +101,7 @@ class Offer:
     @property
     def key(self) -> str:
         """A stable name: ``aws/us-east-1/us-east-1a/g4dn.xlarge/spot``."""
-        return "/".join((self.cloud, self.region, self.zone or "-", self.instance_type, self.market))
+        return "/".join((self.cloud, self.region or "-", self.zone or "-", self.instance_type, self.market))
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,11 @@ class Store:
             yield
         except refused.BaseError as error:
             raise _translated(error, f"cannot {verb} {self.uri.rstrip('/')}/{key}") from None
+        except FileNotFoundError:
+            hint = "make the bucket first: terraform/modules/checkpoint_bucket, or your cloud's own tools"
+            raise StoreError(
+                f"cannot {verb} {self.uri.rstrip('/')}/{key}: there is no such bucket", hint=hint
+            ) from None
         except (OSError, ValueError) as error:  # a directory store: disk full, permissions
             reason = getattr(error, "strerror", None) or type(error).__name__
             raise StoreError(f"cannot {verb} {self.uri.rstrip('/')}/{key}: {reason}") from None

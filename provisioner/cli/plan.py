@@ -43,9 +43,11 @@ def plan(file: Path, *, as_json: bool, target: Path | None) -> None:
     if as_json:
         print_json(asdict(written))
         return
-    ends = time.strftime("%H:%M", time.localtime(written.link_ends))
+    ends = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(written.link_ends))
     click.echo(f"{written.directory}: {written.offer}, at most {written.price} an hour once it is applied")
-    click.echo(f"apply before {ends}: terraform -chdir={written.directory} init && ... apply", err=True)
+    click.echo(f"apply before {ends}:", err=True)
+    click.echo(f"  terraform -chdir={written.directory} init", err=True)
+    click.echo(f"  terraform -chdir={written.directory} apply", err=True)
     click.echo("its end is yours: failover does not watch this machine; it ends itself after policy.ttl", err=True)
 
 

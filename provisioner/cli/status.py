@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from provisioner.cli.output import print_json, print_table
+from provisioner.cli.timeline import line
 
 if TYPE_CHECKING:
     from provisioner.checkpoint.store import Store
@@ -33,10 +34,16 @@ def status(job: str | None, *, as_json: bool) -> int:
     else:
         found = [_summary(JobDirectory(root, record.name)) for record in jobs(root)]
     if as_json:
-        print_json(found if job is None else found[0])
+        print_json(found if job is None else {**found[0], "events": list(_events(directory))})
         return 0
     columns = ["job", "uid", "run", "state", "controller", "epoch", "where", "step", "since"]
     print_table(columns, [[row[column] for column in columns] for row in found])
+    if job is not None:
+        for event in _events(directory):
+            text = line(event)
+            if text:
+                at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.get("time", 0)))
+                click.echo(f"{at}  {text}")
     return 0
 
 

@@ -11,7 +11,7 @@ LINES: dict[str, str] = {
     "begin": "job {job} ({uid}), epoch {epoch}",
     "stray": "{cloud}: releasing {id}, left by an earlier run",
     "published": "runtime in the store: {wheels} wheels",
-    "claim": "epoch {epoch}: claiming {offer} at {price} an hour",
+    "claim": "epoch {epoch}: claiming {offer}: {price} an hour",
     "refused": "epoch {epoch}: {offer}: {failure} ({code}){words}",
     "claimed": "epoch {epoch}: got {node}",
     "adopted": "{node}: adopted by Terraform",
@@ -33,7 +33,7 @@ def line(event: Mapping[str, object]) -> str | None:
     if kind == "asked":
         problems = event.get("problems")
         words = "; ".join(str(problem) for problem in problems) if isinstance(problems, list) else ""
-        return f"{event.get('cloud')}: {event.get('offers')} offers" + (f"; {words}" if words else "")
+        return f"{event.get('cloud')}: offers: {event.get('offers')}" + (f"; {words}" if words else "")
     if kind == "heartbeat":
         if event.get("first"):
             return f"epoch {event.get('epoch')}: first heartbeat"

@@ -165,5 +165,5 @@ def jobs(root: Path) -> list[JobRecord]:
     for path in sorted(root.glob("jobs/*/job.json")):
         with suppress(ConfigError):
             record = JobDirectory(root, path.parent.name).record()
-            found += [record] if record is not None else []
+            found += [record] if record is not None and record.run > 0 else []  # 0: only ever planned
     return found

@@ -48,8 +48,7 @@ def build_report(
     result, code = RESULTS.get(ending, ("failed", ExitCode.JOB_FAILED))
     if reason == "refused":
         result, code = "refused", ExitCode.CLOUD_REFUSED
-    resumed = [placement for placement in placements[1:] if placement.watched.restored_step is not None]
-    restored = resumed[-1].watched.restored_step if resumed else None
+    restored = [p.watched.restored_step for p in placements if p.watched.restored_step is not None]
     steps = [placement.watched.last_step for placement in placements if placement.watched.last_step is not None]
     problems = [f"{p.node.id}: {p.released.problem}" for p in placements if p.released.problem]
     return {
@@ -61,7 +60,7 @@ def build_report(
         "reason": reason,
         "placements": [_placement(placement) for placement in placements],
         "refused": [_attempt(claimed) for claimed in _without_placement(placements, claims)],
-        "restored_step": restored,
+        "restored_step": restored[-1] if restored else None,
         "final_step": steps[-1] if steps else None,
         "steps_lost": _steps_lost(placements),
         "recovery_seconds": _recovery_seconds(placements),

@@ -126,7 +126,8 @@ class Controller:
             finished = self._world().finish()
             self.directory.close()
         report: dict[str, object] = {"job": self.config.job.name, "result": "taken_down", "leaked": [*finished.leaked]}
-        self.directory.write_json("report.json", report)
+        if record.open:  # a run that had ended keeps its report
+            self.directory.write_json("report.json", report)
         return report
 
     def _world(self) -> World:
