@@ -156,7 +156,7 @@ class Store:
         except FileNotFoundError:
             hint = "make the bucket first: terraform/modules/checkpoint_bucket, or your cloud's own tools"
             raise StoreError(
-                f"cannot {verb} {self.uri.rstrip('/')}/{key}: there is no such bucket", hint=hint
+                f"cannot {verb} {self.uri.rstrip('/')}/{key}: no such bucket or directory", hint=hint
             ) from None
         except (OSError, ValueError) as error:  # a directory store: disk full, permissions
             reason = getattr(error, "strerror", None) or type(error).__name__

@@ -96,7 +96,7 @@ def test_pro_offers_a_spec_in_the_region_that_the_platform_chooses_and_tells_no_
     (offer,) = Setting().cloud.offers(Request())
     assert (offer.region, offer.instance_type, offer.gpu.name, offer.available) == ("", "4090D", "RTX 4090D", None)
     assert offer.price_per_hour == Money(Decimal("1.88"), CNY)
-    assert offer.key == "autodl//-/4090D/on-demand"
+    assert offer.key == "autodl/-/-/4090D/on-demand"
 
 
 def test_pro_offers_each_named_region_that_it_takes_and_says_why_not_the_others():
