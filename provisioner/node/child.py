@@ -83,7 +83,9 @@ def start(
     assert process.stdout is not None  # noqa: S101 - we asked for a pipe
     pipe = process.stdout
     with contextlib.suppress(OSError):  # disk full: an orphan would then not be found, the training still runs
-        record.write_text(json.dumps({"pid": process.pid, "started": _started(process.pid)}), encoding="ascii")
+        draft = record.with_suffix(".new")  # whole or not at all: a killed node must find its orphan again
+        draft.write_text(json.dumps({"pid": process.pid, "started": _started(process.pid)}), encoding="ascii")
+        draft.replace(record)
 
     def read() -> None:
         with pipe:
