@@ -66,6 +66,8 @@ class When(_Part):
     after: Seconds | None = None
     epoch: int | None = Field(default=None, ge=1)
     step: int | None = Field(default=None, ge=0)
+    committed: int | None = Field(default=None, ge=0)
+    """Last step whose checkpoint is in the store; without it a loss may come before or after a commit."""
 
     @model_validator(mode="after")
     def _something(self) -> When:
@@ -216,23 +218,27 @@ class Stage:
     def _play(self) -> None:
         while self._left and not self._stopped.wait(_LOOK_S):
             needed = {event.when.epoch for event in self._left if event.when.epoch is not None}
-            steps = self._steps() if needed else {}
-            for event in [event for event in self._left if self._due(event.when, steps)]:
+            beats = self._beats() if needed else {}
+            for event in [event for event in self._left if self._due(event.when, beats)]:
                 if self._act(event.do):
                     self._left.remove(event)
 
-    def _due(self, when: When, steps: dict[int, int]) -> bool:
+    def _due(self, when: When, beats: dict[int, tuple[int, int]]) -> bool:
         if when.after is not None and time.monotonic() - self._started < when.after:
             return False
-        return when.epoch is None or steps.get(when.epoch, -1) >= (when.step or 0)
+        if when.epoch is None:
+            return True
+        step, committed = beats.get(when.epoch, (-1, -1))
+        return step >= (when.step or 0) and (when.committed is None or committed >= when.committed)
 
-    def _steps(self) -> dict[int, int]:
-        """Return the step that each epoch's node reported last."""
+    def _beats(self) -> dict[int, tuple[int, int]]:
+        """Return the step and the last committed step that each epoch's node reported last."""
         found = {}
         for _, content in self._theatre.aws.object(r"epochs/\d+/heartbeat\.json"):
             try:
                 beat = json.loads(content)
-                found[int(beat["epoch"])] = int(beat.get("step") or 0)
+                committed = int((beat.get("last_commit") or {"step": -1})["step"])
+                found[int(beat["epoch"])] = (int(beat.get("step") or 0), committed)
             except (ValueError, KeyError, TypeError):
                 _LOG.warning("a heartbeat that cannot be read")
         return found

@@ -52,11 +52,10 @@ def assert_the_story(report: dict[str, Any]) -> None:
     assert refused == [("us-east-1a", "no_capacity")]
     assert second["market"] in {"spot", "on-demand"}
     assert second["instance_type"]
-    assert report["restored_step"] == second["restored_step"]
-    assert second["restored_step"] in {30, 40}, "the machine went at step 40: its commit may or may not have been first"
+    assert report["restored_step"] == second["restored_step"] == 40
     assert report["final_step"] == 100
     assert report["steps_lost"] == first["last_step"] - second["restored_step"]
-    assert 0 <= report["steps_lost"] <= 15, "one interval of checkpoints, and what was trained until the machine went"
+    assert 0 <= report["steps_lost"] <= 10, "at most what lies between two checkpoints"
     assert report["recovery_seconds"] > 0
     assert report["cost_estimate"]["by_currency"]["CNY"] > 0
     assert report["cost_estimate"]["by_currency"]["USD"] > 0
