@@ -12,13 +12,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from provisioner.config.checkpoint import CheckpointConfig, KeepBestConfig, StoreConfig
 from provisioner.config.document import MAX_BYTES, Unreadable, dotted, read
 from provisioner.config.explain import explain
 from provisioner.config.mistakes import ConfigMistakes, Mistake
 from provisioner.config.models import (
     AutodlConfig,
     AwsConfig,
-    CheckpointConfig,
     Config,
     FallbackConfig,
     GcpConfig,
@@ -39,11 +39,13 @@ __all__ = [
     "FallbackConfig",
     "GcpConfig",
     "JobConfig",
+    "KeepBestConfig",
     "LocalConfig",
     "Mistake",
     "PolicyConfig",
     "PrimaryConfig",
     "ResourcesConfig",
+    "StoreConfig",
     "load",
     "parse",
     "workdir",

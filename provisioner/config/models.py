@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from decimal import Decimal
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    WithJsonSchema,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
+from provisioner.config.checkpoint import CheckpointConfig
 from provisioner.config.names import (
     AutodlGpu,
     AutodlRegion,
@@ -24,21 +15,16 @@ from provisioner.config.names import (
     Cidr,
     GcpRegion,
     GpuName,
-    HttpUrl,
     ImageUuid,
     InstanceType,
     MachineImage,
     PlainVariable,
     SecretName,
-    StoreUri,
     TokenUrl,
 )
-from provisioner.config.values import Amount, Cuda, Duration, DurationOrZero, Text, duration_text, matching, mistake
+from provisioner.config.section import Names, Section, word
+from provisioner.config.values import Amount, Cuda, Duration, DurationOrZero, Text, matching, mistake
 from provisioner.model import Market
-
-T = TypeVar("T")
-Names = Annotated[tuple[T, ...], Field(strict=False)]
-"""A list of the file, kept as a tuple: pydantic's strict mode takes none behind a validator of ours."""
 
 MarketChoice = Literal["spot", "on-demand", "spot-then-on-demand"]
 
@@ -50,26 +36,11 @@ def _in_bash(value: Any) -> Any:
     return ["bash", "-c", value] if isinstance(value, str) else value
 
 
-def _word(word: str, value: Any) -> WrapValidator:
-    """Let one word stand for a value that the type itself does not have."""
-
-    def validate(given: Any, handler: Callable[[Any], Any]) -> Any:
-        return value if given == word else handler(given)
-
-    return WrapValidator(validate)
-
-
 def _empty_block(value: Any) -> Any:
     """``- local:`` with nothing behind it is a block without settings."""
     if isinstance(value, dict) and list(value.values()) == [None]:
         return {name: {} for name in value}
     return value
-
-
-class Section(BaseModel):
-    """What all sections share: unknown keys are mistakes, values are frozen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class JobConfig(Section):
@@ -135,7 +106,7 @@ class ResourcesConfig(Section):
     gpus: Annotated[
         tuple[GpuName, ...],
         Field(min_length=1, strict=False),
-        _word("any", ()),
+        word("any", ()),
         PlainSerializer(lambda names: list(names) or "any", when_used="json"),
         WithJsonSchema({"anyOf": [{"const": "any"}, _LIST]}),
     ] = Field(
@@ -152,43 +123,6 @@ class ResourcesConfig(Section):
         default=None,
         description='CUDA version that the job is built with, in quotes: `"12.4"`. Cards that it cannot serve are '
         "passed over.",
-    )
-
-
-class CheckpointConfig(Section):
-    """Where checkpoints, logs and heartbeats go: the one place that every cloud must reach."""
-
-    store: StoreUri = Field(
-        description="`s3://bucket/prefix` (also for every S3-compatible service), or "
-        "`file:///directory` when all machines are this one.",
-        examples=["s3://my-bucket/failover"],
-    )
-    endpoint: HttpUrl | None = Field(
-        default=None,
-        description="URL of an S3-compatible service; null for the cloud's own.",
-        examples=["https://s3.example.com"],
-    )
-    region: Text | None = Field(default=None, description="Region of the bucket.", examples=["us-east-1"])
-    every: Annotated[
-        Duration | None,
-        _word("auto", None),
-        PlainSerializer(lambda seconds: "auto" if seconds is None else duration_text(seconds), when_used="json"),
-        WithJsonSchema({"type": "string", "pattern": r"^(auto|(\d+d)?(\d+h)?(\d+m)?(\d+(\.\d+)?s)?)$", "minLength": 2}),
-    ] = Field(
-        default=None,
-        description="How often a checkpoint is wanted: the command finds it in `FAILOVER_CHECKPOINT_EVERY_S`, in "
-        "seconds. `auto` leaves it to the command.",
-        examples=["10m"],
-    )
-    keep: Annotated[int, Field(ge=1, le=1000)] = Field(default=3, description="Newest checkpoints that are kept.")
-    access_key_id_env: SecretName = Field(
-        default="AWS_ACCESS_KEY_ID", description="Environment variable with the store's key id."
-    )
-    secret_access_key_env: SecretName = Field(
-        default="AWS_SECRET_ACCESS_KEY", description="Environment variable with the store's secret key."
-    )
-    session_token_env: SecretName = Field(
-        default="AWS_SESSION_TOKEN", description="Environment variable with the store's session token, if it needs one."
     )
 
 

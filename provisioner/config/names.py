@@ -140,7 +140,7 @@ def _store(text: str) -> str:
     if parts.username or parts.password:
         raise mistake("the URI holds credentials", "remove them: they are read from environment variables")
     if parts.scheme not in _STORE_SCHEMES:
-        advice = "write s3://bucket/prefix or file:///directory"
+        advice = "write s3://bucket/prefix, gs://bucket/prefix or file:///directory"
         what = f"no store is called {short(parts.scheme + '://')}" if "://" in text else f"{short(text)} is not a URI"
         raise mistake(what, advice)
     if parts.scheme == "file":

@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from provisioner.config.checkpoint import CheckpointConfig, KeepBestConfig, StoreConfig
 from provisioner.config.models import (
     AutodlConfig,
     AwsConfig,
-    CheckpointConfig,
     Config,
     FallbackConfig,
     GcpConfig,
@@ -28,6 +28,8 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("job", JobConfig),
     ("resources", ResourcesConfig),
     ("checkpoint", CheckpointConfig),
+    ("checkpoint.keep_best", KeepBestConfig),
+    ("checkpoint.replicas[]", StoreConfig),
     ("primary", PrimaryConfig),
     ("primary.autodl", AutodlConfig),
     ("fallback[]", FallbackConfig),
@@ -140,7 +142,7 @@ def _kinds(schema: dict[str, Any], root: dict[str, Any]) -> Iterator[str]:
     elif "enum" in schema or "const" in schema:
         yield " or ".join(f"`{word}`" for word in schema.get("enum", [schema.get("const")]))
     elif schema.get("type") == "array":
-        yield f"list of {_kind(schema.get('items', {}), root)}s"
+        yield "list of " + " or ".join(f"{kind}s" for kind in dict.fromkeys(_kinds(schema.get("items", {}), root)))
     elif schema.get("type") == "object":
         yield "`NAME: text`"
     else:

@@ -9,17 +9,15 @@ from provisioner import catalog
 from provisioner.config.mistakes import Loc
 from provisioner.config.models import AutodlConfig, Config
 from provisioner.config.names import is_loopback
+from provisioner.config.stores import Finding, Machines, store_findings
 from provisioner.config.values import duration_text, short
-
-Finding = tuple[Loc, str, str]
-"""Place, message, hint."""
 
 
 def findings(config: Config, environ: Mapping[str, str], directory: Path) -> Iterator[Finding]:
     """Yield what is wrong with a configuration whose fields are right. ``directory`` is the one of the file."""
     yield from _variables(config, environ)
     yield from _workdir(config, directory)
-    yield from _reach(config, environ)
+    yield from store_findings(config.checkpoint, _machines(config, environ), environ)
     yield from _patience(config)
     if config.primary is not None:
         yield from _autodl(config, config.primary.autodl)
@@ -36,11 +34,6 @@ def _variables(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
         elif not environ.get(name):
             yield loc, f"the environment variable {name} is not set", f"export {name} before you start failover"
         seen.add(name)
-    for field in ("access_key_id_env", "secret_access_key_env", "session_token_env"):
-        name = getattr(config.checkpoint, field)
-        if field in config.checkpoint.model_fields_set and not environ.get(name):
-            advice = f"export {name} before you start failover, or leave the key out"
-            yield ("checkpoint", field), f"the environment variable {name} is not set", advice
 
 
 def _workdir(config: Config, directory: Path) -> Iterator[Finding]:
@@ -53,16 +46,8 @@ def _workdir(config: Config, directory: Path) -> Iterator[Finding]:
     )
 
 
-def _reach(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A directory of this machine is a store only while every machine is this one, as in the sandbox."""
-    if config.checkpoint.store.startswith("gs:"):
-        yield (
-            ("checkpoint", "store"),
-            "gs:// is not in this version: no machine would get a key",
-            "write s3://bucket/prefix",
-        )
-    if not config.checkpoint.store.startswith("file:"):
-        return
+def _machines(config: Config, environ: Mapping[str, str]) -> Machines:
+    """Name the clouds whose machines are elsewhere. An emulator's are here."""
     far = []
     if config.primary is not None and not is_loopback(config.primary.autodl.base_url):
         far.append("AutoDL")
@@ -70,9 +55,7 @@ def _reach(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
         far.append("AWS")
     if any(block.gcp for block in config.fallback):
         far.append("GCP")
-    if far:
-        message = f"machines at {' and '.join(far)} cannot reach a directory of this machine"
-        yield ("checkpoint", "store"), message, "write s3://bucket/prefix"
+    return Machines(tuple(far))
 
 
 def _patience(config: Config) -> Iterator[Finding]:

@@ -275,13 +275,13 @@ MISTAKES = [
         "bad_store",
         8,
         "  store: my-bucket/failover",
-        says=":8: checkpoint.store: `my-bucket/failover` is not a URI; write s3://bucket/prefix or file:///directory",
+        says=":8: checkpoint.store: `my-bucket/failover` is not a URI; write s3://bucket/prefix, gs://bucket/prefix or file:///directory",
     ),
     case(
         "unknown_store",
         8,
         "  store: oss://my-bucket/failover",
-        says=":8: checkpoint.store: no store is called `oss://`; write s3://bucket/prefix or file:///directory",
+        says=":8: checkpoint.store: no store is called `oss://`; write s3://bucket/prefix, gs://bucket/prefix or file:///directory",
     ),
     case(
         "store_with_credentials",
