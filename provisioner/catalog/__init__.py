@@ -13,6 +13,9 @@ from provisioner.catalog.aws import (
     reference_price,
     regions,
 )
+from provisioner.catalog.egress import AS_OF as EGRESS_AS_OF
+from provisioner.catalog.egress import cost as egress_cost
+from provisioner.catalog.egress import egress
 from provisioner.catalog.gpus import (
     AUTODL_PRO_REGIONS,
     AUTODL_REGIONS,
@@ -29,6 +32,7 @@ from provisioner.catalog.tables import Card, Machine, machines, snapshot
 __all__ = [
     "AUTODL_PRO_REGIONS",
     "AUTODL_REGIONS",
+    "EGRESS_AS_OF",
     "REFERENCE_REGION",
     "Absent",
     "Card",
@@ -41,6 +45,8 @@ __all__ = [
     "canonical",
     "card",
     "cuda_problem",
+    "egress",
+    "egress_cost",
     "gpu_names",
     "instance_types",
     "machines",

@@ -92,6 +92,12 @@ def prices() -> dict[tuple[str, str], Money]:
 
 
 @cache
+def egress_prices() -> dict[tuple[str, str], Money]:
+    """Return (cloud, ``internet`` or another ``region`` of it) -> price of a GB that leaves, in its first tier."""
+    return {(cloud, to): Money(Decimal(amount), currency) for cloud, to, amount, currency in _rows("egress.csv")}
+
+
+@cache
 def cards() -> dict[str, Card]:
     """Return every GPU model by its name."""
     found = {}
