@@ -8,13 +8,14 @@ from typing import NamedTuple
 SPEC = "spec.json"
 DONE = "done.json"
 EPOCHS = "epochs"
-CHUNKS = "chunks"
+PACKS = "packs"
+SWEEPS = "sweeps"
 CHECKPOINTS = "checkpoints"
 RUNTIME = "runtime"
 WORKDIR = "workdir"
 
 _MANIFEST = re.compile(r"checkpoints/(\d{12})-(\d{6})\.json")
-_HASH = re.compile(r"[0-9a-f]{64}")
+_PACK = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}")
 _STEP = re.compile(r"(\d{1,12})(?:\.[A-Za-z][A-Za-z0-9]*)*")
 _UNFINISHED = (".tmp", ".part", ".partial")
 
@@ -59,11 +60,17 @@ def last_lines(epoch: int) -> str:
     return f"{EPOCHS}/{epoch}/last_lines.txt"
 
 
-def chunk(digest: str) -> str:
-    """Return the key of a chunk by its BLAKE3 hash, 64 hex digits. Raises ValueError for anything else."""
-    if not _HASH.fullmatch(digest):
-        raise ValueError(digest)
-    return f"{CHUNKS}/{digest}"
+def pack(identity: str) -> str:
+    """Return the key of a pack by its id. Raises ValueError for what is none."""
+    if not _PACK.fullmatch(identity):
+        raise ValueError(identity)
+    return f"{PACKS}/{identity}"
+
+
+def pack_of(key: str) -> str | None:
+    """Read the id back from a pack's key; None for a key that is none."""
+    identity = key.removeprefix(f"{PACKS}/")
+    return identity if key != identity and _PACK.fullmatch(identity) else None
 
 
 def manifest(position: Position) -> str:

@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
 import blake3
 
+from provisioner.checkpoint import layout
 from provisioner.checkpoint.layout import Position
 from provisioner.errors import CorruptCheckpoint
 from provisioner.model import JobRef
 
-VERSION = 1
+VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A stretch of a file: ``length`` bytes at ``offset`` of ``pack``, with their BLAKE3 hash (64 hex digits).
+
+    A hole has no pack and no hash: its bytes are zero and stand nowhere.
+    """
+
+    length: int
+    pack: str = ""
+    offset: int = 0
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A regular file: path below the checkpoint's root, size in bytes, permission bits, chunk hashes in order."""
+    """A regular file: path below the checkpoint's root, size in bytes, permission bits, its blobs in order."""
 
     path: str
     size: int
     mode: int
-    chunks: tuple[str, ...]
+    blobs: tuple[Blob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +61,20 @@ class Link:
 class Manifest:
     """One committed checkpoint. ``entry`` is its name in the checkpoint directory; paths start with that name.
 
-    ``time`` is the node's clock in Unix seconds, ``chunk_bytes`` the size of every chunk but a file's last.
+    ``job`` is None for one that was pushed without a job. ``time`` is the writer's clock in Unix seconds. ``packs``
+    gives the size in bytes of each object that a blob stands in. ``metadata`` holds JSON values of the user.
     """
 
-    job: JobRef
+    job: JobRef | None
     epoch: int
     step: int
     entry: str
     time: float
-    chunk_bytes: int
+    packs: Mapping[str, int]
     files: tuple[File, ...]
     folders: tuple[Folder, ...] = ()
     links: tuple[Link, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def position(self) -> Position:
@@ -70,22 +87,44 @@ class Manifest:
         return sum(file.size for file in self.files)
 
     @property
-    def chunks(self) -> frozenset[str]:
-        """Return the hashes of all chunks."""
-        return frozenset(digest for file in self.files for digest in file.chunks)
+    def disk_bytes(self) -> int:
+        """Return what its files take on a disk: their bytes without the holes."""
+        return sum(blob.length for _, _, blob in self.stored())
+
+    def stored(self) -> Iterator[tuple[File, int, Blob]]:
+        """Yield (file, offset in the file, blob) of everything that is not a hole, in order."""
+        for file in self.files:
+            at = 0
+            for blob in file.blobs:
+                if blob.pack:
+                    yield file, at, blob
+                at += blob.length
 
 
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest as JSON with the hash of its own body. Equal manifests give equal bytes."""
+    number = {identity: index for index, identity in enumerate(manifest.packs)}
     body: dict[str, Any] = {
         "version": VERSION,
-        "job": {"name": manifest.job.name, "uid": manifest.job.uid},
+        "job": {"name": manifest.job.name, "uid": manifest.job.uid} if manifest.job else None,
         "epoch": manifest.epoch,
         "step": manifest.step,
         "entry": manifest.entry,
         "time": manifest.time,
-        "chunk_bytes": manifest.chunk_bytes,
-        "files": [[file.path, file.size, file.mode, list(file.chunks)] for file in manifest.files],
+        "metadata": dict(manifest.metadata),
+        "packs": [[identity, size] for identity, size in manifest.packs.items()],
+        "files": [
+            [
+                file.path,
+                file.size,
+                file.mode,
+                [
+                    [number[blob.pack], blob.offset, blob.length, blob.digest] if blob.pack else [blob.length]
+                    for blob in file.blobs
+                ],
+            ]
+            for file in manifest.files
+        ],
         "folders": [[folder.path, folder.mode] for folder in manifest.folders],
         "links": [[link.path, link.target] for link in manifest.links],
     }
@@ -99,26 +138,43 @@ def decode(data: bytes) -> Manifest:
         outer = json.loads(data)
         body = outer["body"]
         if blake3.blake3(_canonical(body).encode()).hexdigest() != outer["blake3"]:
-            raise CorruptCheckpoint("a manifest does not match its own hash")
+            raise CorruptCheckpoint("its manifest does not match its own hash")
         if body["version"] != VERSION:
             raise CorruptCheckpoint(
-                f"a manifest has version {body['version']}, this release reads {VERSION}", hint="use a newer release"
+                f"its manifest has version {body['version']}, this release reads {VERSION}", hint="use a newer release"
             )
+        packs = [(str(identity), int(size)) for identity, size in body["packs"]]
         manifest = Manifest(
-            job=JobRef(str(body["job"]["name"]), str(body["job"]["uid"])),
+            job=JobRef(str(body["job"]["name"]), str(body["job"]["uid"])) if body["job"] is not None else None,
             epoch=int(body["epoch"]),
             step=int(body["step"]),
             entry=str(body["entry"]),
             time=float(body["time"]),
-            chunk_bytes=int(body["chunk_bytes"]),
-            files=tuple(File(path, size, mode, tuple(chunks)) for path, size, mode, chunks in body["files"]),
-            folders=tuple(Folder(path, mode) for path, mode in body["folders"]),
-            links=tuple(Link(path, target) for path, target in body["links"]),
+            metadata=dict(body["metadata"]),
+            packs=dict(packs),
+            files=tuple(
+                File(str(path), int(size), int(mode), tuple(_blob(packs, extent) for extent in extents))
+                for path, size, mode, extents in body["files"]
+            ),
+            folders=tuple(Folder(str(path), int(mode)) for path, mode in body["folders"]),
+            links=tuple(Link(str(path), str(target)) for path, target in body["links"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptCheckpoint("a manifest is not in the form that this release writes") from error
-    _check(manifest)
+        _check(manifest)
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError, OverflowError) as error:
+        raise CorruptCheckpoint("its manifest is not in the form that this release writes") from error
     return manifest
+
+
+def _blob(packs: list[tuple[str, int]], extent: list[Any]) -> Blob:
+    if len(extent) == 1:
+        return Blob(int(extent[0]))
+    number, offset, length, digest = extent
+    if number < 0 or len(bytes.fromhex(digest)) != blake3.blake3.digest_size:
+        raise ValueError(number)
+    identity, size = packs[number]
+    if not 0 <= offset <= offset + length <= size:
+        raise ValueError(offset)
+    return Blob(int(length), identity, int(offset), digest)
 
 
 def _canonical(body: object) -> str:
@@ -127,21 +183,21 @@ def _canonical(body: object) -> str:
 
 
 def _check(manifest: Manifest) -> None:
-    """Refuse paths that leave the entry, are there twice, or have too few or too many chunks for their size."""
+    """Refuse paths that leave the entry or are there twice, and files whose blobs are not their size."""
     if not _is_plain(manifest.entry):
-        raise CorruptCheckpoint("a manifest names its entry with a path")
+        raise CorruptCheckpoint("its manifest names its entry with a path")
     seen: set[str] = set()
     for path in (item.path for group in (manifest.files, manifest.folders, manifest.links) for item in group):
         parts = PurePosixPath(path).parts
         clean = parts and parts[0] == manifest.entry and all(_is_plain(part) for part in parts)
         if not clean or "/".join(parts) != path or path in seen:
-            raise CorruptCheckpoint(f"a manifest holds a path that is refused: {path!r}")
+            raise CorruptCheckpoint(f"its manifest holds a path that is refused: {path!r}")
         seen.add(path)
-    if manifest.chunk_bytes < 1:
-        raise CorruptCheckpoint("a manifest gives a chunk size below 1")
+    for identity in manifest.packs:
+        layout.pack(identity)
     for file in manifest.files:
-        if file.size < 0 or len(file.chunks) != -(-file.size // manifest.chunk_bytes):
-            raise CorruptCheckpoint(f"a manifest has the wrong number of chunks for {file.path!r}")
+        if any(blob.length < 1 for blob in file.blobs) or sum(blob.length for blob in file.blobs) != file.size:
+            raise CorruptCheckpoint(f"its manifest has the wrong blobs for {file.path!r}")
 
 
 def _is_plain(name: str) -> bool:

@@ -7,42 +7,40 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-
-import blake3
+from typing import TypeAlias
 
 from provisioner.checkpoint import layout
+from provisioner.checkpoint.fetch import DamagedPack, fetch, ranges
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.manifest import File, Manifest, decode
+from provisioner.checkpoint.seeds import Seeds
 from provisioner.checkpoint.store import Store
-from provisioner.errors import Abandoned, CorruptCheckpoint, DiskFull
+from provisioner.errors import CloudError, ConfigError, CorruptCheckpoint, DiskFull
 from provisioner.model import JobRef
 
 RESERVE_BYTES = 64 * 1024 * 1024
 """What a restore leaves free on the disk."""
-
-
-class _DamagedChunk(CorruptCheckpoint):
-    """A chunk is there, but its bytes are wrong."""
-
-    def __init__(self, message: str, digest: str) -> None:
-        super().__init__(message)
-        self.digest = digest
+THREADS = 16
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all), from the caller's thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A checkpoint on the disk, verified: ``directory / entry`` holds it."""
+    """A checkpoint on the disk, verified: ``directory / entry`` holds it. ``fetched_bytes`` came over the network."""
 
     key: str
     position: Position
     directory: Path
     entry: str
     total_bytes: int
+    fetched_bytes: int
     seconds: float
+    store_uri: str
 
 
 def committed(store: Store) -> list[Position]:
@@ -51,153 +49,276 @@ def committed(store: Store) -> list[Position]:
     return sorted((position for position in positions if position is not None), reverse=True)
 
 
-def load(store: Store, position: Position, job: JobRef) -> Manifest | None:
-    """Read one manifest; None when it belongs to another job or is gone. Raises CorruptCheckpoint, CloudError."""
+def load(store: Store, position: Position, job: JobRef | None) -> Manifest | None:
+    """Read one manifest; None when it is gone, or belongs to another job than ``job`` (None: any will do).
+
+    Raises CorruptCheckpoint, CloudError.
+    """
     data = store.get(layout.manifest(position))
     if data is None:
         return None
     manifest = decode(data)
     if manifest.position != position:
-        raise CorruptCheckpoint("a manifest stands under the wrong key")
-    return manifest if manifest.job == job else None
+        raise CorruptCheckpoint("its manifest stands under the wrong key")
+    return manifest if job is None or manifest.job == job else None
 
 
 def restore(
     store: Store,
-    job: JobRef,
+    job: JobRef | None,
     directory: Path,
     *,
+    replicas: Sequence[Store] = (),
+    seeds: Sequence[Path] = (),
+    position: Position | None = None,
     report: Callable[[str], None] = lambda _line: None,
     cancel: threading.Event | None = None,
     distrust: set[str] | None = None,
-    threads: int = 8,
+    threads: int = THREADS,
+    progress: Progress | None = None,
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
 ) -> Restored | None:
     """Bring the newest valid checkpoint of the job into a fresh directory below ``directory``; None when there is none.
 
-    What does not match is passed over with a line to ``report``; the hashes of damaged chunks go into ``distrust``, for
-    the saves that follow. Raises DiskFull, Abandoned, CloudError, OSError.
+    ``replicas`` are asked in their order, nearest first; ``store`` comes first unless it stands among them. What does
+    not match is passed over with a line to ``report``; the ids of damaged packs of ``store`` go into ``distrust``, for
+    the saves that follow. ``seeds`` are local directories whose blobs need not be fetched. ``position`` restores that
+    checkpoint or nothing.
+
+    Raises DiskFull, Abandoned, CloudError, OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    for position in committed(store):
-        key = layout.manifest(position)
-        try:
-            manifest = load(store, position, job)
-            if manifest is None:
-                report(f"{key} belongs to another job; passed over")
+    sources = list(replicas) if any(replica is store for replica in replicas) else [store, *replicas]
+    found = _look(store, sources, report)
+    for candidate in sorted(set().union(*found.values()), reverse=True):
+        if position is not None and candidate != position:
+            continue
+        refusal: CloudError | None = None
+        for source in sources:
+            if candidate not in found.get(source, ()):
                 continue
-            _look_for_room(manifest, directory, free_bytes(directory))
-            return _bring(store, manifest, directory, cancel or threading.Event(), threads)
-        except CorruptCheckpoint as error:
-            if isinstance(error, _DamagedChunk) and distrust is not None:
-                distrust.add(error.digest)
-            report(f"{key} is not usable ({error}); taking the next older one")
+            label = layout.manifest(candidate) if source is store else f"{source.uri}/{layout.manifest(candidate)}"
+            try:
+                manifest = load(source, candidate, job)
+                if manifest is None:
+                    report(f"{label} belongs to another job; passed over")
+                    continue
+                return _bring(
+                    source, manifest, directory, seeds, cancel or threading.Event(), threads, progress, free_bytes
+                )
+            except CorruptCheckpoint as error:
+                if isinstance(error, DamagedPack) and distrust is not None and source is store:
+                    distrust.add(error.identity)
+                report(f"{label} is not usable ({error}); taking the next one")
+            except CloudError as error:
+                report(f"{label} cannot be read ({error})")
+                refusal = error
+        if refusal is not None:  # it may be whole: asking again is better than an older one
+            raise refusal
     return None
 
 
-def _look_for_room(manifest: Manifest, directory: Path, free: int) -> None:
-    if free < manifest.size + RESERVE_BYTES:
+def _look(store: Store, sources: Sequence[Store], report: Callable[[str], None]) -> dict[Store, set[Position]]:
+    """Ask all stores at once what they have. A replica that does not answer is passed over. Raises CloudError."""
+
+    def ask(source: Store) -> set[Position] | CloudError:
+        try:
+            return set(committed(source))
+        except CloudError as error:
+            return error
+
+    found = {}
+    with ThreadPoolExecutor(len(sources)) as pool:
+        for source, answer in zip(sources, pool.map(ask, sources), strict=True):
+            if isinstance(answer, CloudError):
+                if source is store:
+                    raise answer
+                report(f"the replica {source.uri} is passed over: {answer}")
+            else:
+                found[source] = answer
+    return found
+
+
+def _bring(
+    store: Store,
+    manifest: Manifest,
+    directory: Path,
+    seeds: Sequence[Path],
+    cancel: threading.Event,
+    threads: int,
+    progress: Progress | None,
+    free_bytes: Callable[[Path], int],
+) -> Restored:
+    start = time.monotonic()
+    look_for_room(manifest, directory, free_bytes(directory))
+    unfinished = Path(tempfile.mkdtemp(prefix=".restoring-", dir=directory))
+    try:
+        fetched = write(store, manifest, unfinished, seeds=seeds, cancel=cancel, threads=threads, progress=progress)
+        final = directory / f"step-{manifest.step}-{unfinished.name.rsplit('-', 1)[-1]}"
+        unfinished.rename(final)
+    except BaseException:
+        remove(unfinished)
+        raise
+    return Restored(
+        key=layout.manifest(manifest.position),
+        position=manifest.position,
+        directory=final,
+        entry=manifest.entry,
+        total_bytes=manifest.size,
+        fetched_bytes=fetched,
+        seconds=time.monotonic() - start,
+        store_uri=store.uri,
+    )
+
+
+def pull(
+    store: Store,
+    manifest: Manifest,
+    target: Path,
+    *,
+    seeds: Sequence[Path] = (),
+    cancel: threading.Event | None = None,
+    threads: int = THREADS,
+    progress: Progress | None = None,
+) -> Restored:
+    """Bring one checkpoint to ``target``: the file or directory that was saved gets that name, once it is whole.
+
+    Raises ConfigError when something is there, DiskFull, DamagedPack, CorruptCheckpoint, Abandoned, CloudError,
+    OSError.
+    """
+    start = time.monotonic()
+    target = target.absolute()
+    if os.path.lexists(target) and not (target.is_dir() and not target.is_symlink() and not any(target.iterdir())):
+        raise ConfigError(f"{target}: is there already", hint="name a directory that is empty or not there")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    look_for_room(manifest, target.parent, shutil.disk_usage(target.parent).free)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        fetched = write(
+            store,
+            manifest,
+            unfinished,
+            seeds=seeds,
+            cancel=cancel or threading.Event(),
+            threads=threads,
+            progress=progress,
+        )
+        if target.is_dir() and not (unfinished / manifest.entry).is_dir():
+            target.rmdir()
+        (unfinished / manifest.entry).rename(target)
+    finally:
+        remove(unfinished)
+    return Restored(
+        key=layout.manifest(manifest.position),
+        position=manifest.position,
+        directory=target.parent,
+        entry=target.name,
+        total_bytes=manifest.size,
+        fetched_bytes=fetched,
+        seconds=time.monotonic() - start,
+        store_uri=store.uri,
+    )
+
+
+def look_for_room(manifest: Manifest, directory: Path, free: int) -> None:
+    """Raise DiskFull when the disk has less room than a checkpoint needs."""
+    if free < manifest.disk_bytes + RESERVE_BYTES:
         raise DiskFull(
             f"the disk of {directory} has {free // 2**20} MiB free, "
-            f"the checkpoint of step {manifest.step} needs {manifest.size // 2**20} MiB",
+            f"the checkpoint of step {manifest.step} needs {manifest.disk_bytes // 2**20} MiB",
             hint="free space, or take a larger disk",
         )
 
 
-def _bring(store: Store, manifest: Manifest, directory: Path, cancel: threading.Event, threads: int) -> Restored:
-    start = time.monotonic()
-    unfinished = Path(tempfile.mkdtemp(prefix=".restoring-", dir=directory))
-    try:
-        _write(store, manifest, unfinished, cancel, threads)
-        final = directory / f"step-{manifest.step}-{unfinished.name.rsplit('-', 1)[-1]}"
-        unfinished.rename(final)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-    seconds = time.monotonic() - start
-    key = layout.manifest(manifest.position)
-    return Restored(key, manifest.position, final, manifest.entry, manifest.size, seconds)
+def remove(directory: Path) -> None:
+    """Remove what a restore left, folders without a write bit too. What cannot be removed stays."""
+    for folder, _, _ in os.walk(directory):
+        os.chmod(folder, 0o700)  # noqa: PTH101 - a name that is not UTF-8 stays as it is
+    shutil.rmtree(directory, ignore_errors=True)
 
 
-def _write(store: Store, manifest: Manifest, root: Path, cancel: threading.Event, threads: int) -> None:
-    """Write everything below ``root``, which is empty and ours. Links come last, so nothing is written through one."""
+def write(
+    store: Store,
+    manifest: Manifest,
+    root: Path,
+    *,
+    seeds: Sequence[Path] = (),
+    cancel: threading.Event,
+    threads: int = THREADS,
+    progress: Progress | None = None,
+) -> int:
+    """Write everything below ``root``, which is empty and ours; return the bytes fetched.
+
+    Links come last, so nothing is written through one. Raises as ``fetch``, and CorruptCheckpoint when two paths
+    contradict each other.
+    """
     try:
         for folder in manifest.folders:
             (root / folder.path).mkdir(parents=True, exist_ok=True)
-        _write_files(store, manifest, root, cancel, threads)
+        disk = _Disk(manifest, root)
+        done = Seeds(seeds, manifest).take(manifest, disk.take) if seeds else set()
+        total = manifest.disk_bytes
+        here = sum(blob.length for _, _, blob in manifest.stored() if blob.digest in done)
+
+        def on_bytes(count: int) -> None:
+            nonlocal here
+            here = min(total, here + count)
+            if progress:
+                progress(here, total)
+
+        on_bytes(0)
+        fetched = fetch(store, ranges(manifest, done), disk.take, threads=threads, cancel=cancel, on_bytes=on_bytes)
         for link in manifest.links:
             (root / link.path).parent.mkdir(parents=True, exist_ok=True)
             (root / link.path).symlink_to(link.target)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise CorruptCheckpoint("two of its paths contradict each other") from error
     for file in manifest.files:
-        (root / file.path).chmod(file.mode & 0o777)
+        if file.path not in disk.finished:
+            (root / file.path).chmod(file.mode & 0o777)
     for folder in sorted(manifest.folders, key=lambda folder: folder.path, reverse=True):  # a parent may be read-only
         (root / folder.path).chmod(folder.mode & 0o777)
+    return fetched
 
 
-def _write_files(store: Store, manifest: Manifest, root: Path, cancel: threading.Event, threads: int) -> None:
-    failed = threading.Event()
+class _Disk:
+    """Writes blobs into files below a root. At most one file a thread is open."""
 
-    def fetch(path: Path, digest: str, offset: int, size: int) -> None:
-        if failed.is_set() or cancel.is_set():
-            return
+    def __init__(self, manifest: Manifest, root: Path) -> None:
+        """Create every file that is more than one blob, at its full size: what nobody writes is a hole."""
+        self.finished: set[str] = set()
+        """Files that were written in one go, with their mode."""
+        self._root = os.fspath(root)
+        folders = {folder.path for folder in manifest.folders}
+        for file in manifest.files:
+            parent = file.path.rpartition("/")[0]
+            if parent and parent not in folders:
+                (root / parent).mkdir(parents=True, exist_ok=True)
+                folders.add(parent)
+            if len(file.blobs) != 1 or not file.blobs[0].pack:
+                descriptor = self._create(file, 0o600)
+                try:
+                    os.truncate(descriptor, file.size)
+                finally:
+                    os.close(descriptor)
+
+    def take(self, file: File, offset: int, data: memoryview) -> None:
+        """Write one blob. Raises OSError."""
+        whole = len(data) == file.size
+        if whole and file.path not in self.finished:
+            descriptor = self._create(file, 0o600)
+        else:
+            descriptor = os.open(f"{self._root}/{file.path}", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            _fetch(store, path, digest, offset, size)
-        except BaseException:
-            failed.set()
-            raise
-
-    with ThreadPoolExecutor(threads, thread_name_prefix="restore") as pool:
-        pending: set[Future[None]] = set()
-        for job in _pieces(manifest, root):
-            pending.add(pool.submit(fetch, *job))
-            if len(pending) >= 4 * threads:
-                done, pending = wait(pending, return_when=FIRST_EXCEPTION, timeout=0.05)
-                _raise_first(done)
-        _raise_first(wait(pending).done)
-    if cancel.is_set():
-        raise Abandoned("the restore was told to stop")
-
-
-def _raise_first(done: set[Future[None]]) -> None:
-    for future in done:
-        future.result()
-
-
-def _pieces(manifest: Manifest, root: Path) -> Iterator[tuple[Path, str, int, int]]:
-    """Yield (file, hash, offset, size) of every chunk; each file is created on the way."""
-    for file in manifest.files:
-        path = root / file.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.truncate(descriptor, file.size)
+            written = 0
+            while written < len(data):
+                written += os.pwrite(descriptor, data[written:], offset + written)
+            if whole:
+                os.fchmod(descriptor, file.mode & 0o777)
+                self.finished.add(file.path)
         finally:
             os.close(descriptor)
-        yield from _cut(file, path, manifest.chunk_bytes)
 
-
-def _cut(file: File, path: Path, chunk_bytes: int) -> Iterator[tuple[Path, str, int, int]]:
-    for number, digest in enumerate(file.chunks):
-        offset = number * chunk_bytes
-        yield path, digest, offset, min(chunk_bytes, file.size - offset)
-
-
-def _fetch(store: Store, path: Path, digest: str, offset: int, size: int) -> None:
-    try:
-        key = layout.chunk(digest)
-    except ValueError as error:
-        raise CorruptCheckpoint("a manifest holds a hash that is none") from error
-    data = store.get(key)
-    if data is None:
-        raise CorruptCheckpoint(f"{key} is missing")
-    if len(data) != size or blake3.blake3(data).hexdigest() != digest:
-        raise _DamagedChunk(f"{key} does not match its hash", digest)
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        written = 0
-        while written < size:
-            written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)
-    finally:
-        os.close(descriptor)
+    def _create(self, file: File, mode: int) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(f"{self._root}/{file.path}", flags, mode)

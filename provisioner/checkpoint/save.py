@@ -1,31 +1,38 @@
-"""Save a file or directory as a checkpoint: new chunks first, in parallel, the manifest last."""
+"""Save a file or directory as a checkpoint: what is new goes up first, in parallel, the manifest last."""
 
 from __future__ import annotations
 
-import os
-import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import blake3
 
 from provisioner.checkpoint import layout
+from provisioner.checkpoint.commit import commit, condemned, worth_replacing
 from provisioner.checkpoint.layout import Position
-from provisioner.checkpoint.manifest import File, Folder, Link, Manifest, decode, encode
+from provisioner.checkpoint.manifest import Blob, File, Manifest
+from provisioner.checkpoint.packs import Buffers, Pack, Packer
+from provisioner.checkpoint.restore import committed, load
 from provisioner.checkpoint.store import Store
-from provisioner.errors import Abandoned, CorruptCheckpoint, StoreError, Unstable
+from provisioner.checkpoint.tree import SLICE_BYTES, Source, Span, Tree, blob_bytes, open_file, scan, slices
+from provisioner.errors import Abandoned, CorruptCheckpoint, Unstable
 from provisioner.model import JobRef
 
-CHUNK_BYTES = 8 * 1024 * 1024
+THREADS = 16
+READERS = 2
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all), from the caller's thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A checkpoint that is in the store for good. ``uploaded_bytes`` counts new chunks only."""
+    """A checkpoint that is in the store for good. ``uploaded_bytes`` counts what was not there before."""
 
     key: str
     position: Position
@@ -35,203 +42,271 @@ class Commit:
     seconds: float
     time: float
     """Unix time of the commit."""
+    manifest: Manifest = field(repr=False)
 
 
 @dataclass
 class Saver:
-    """Saves checkpoints of one job and epoch. Holds at most ``2 * threads`` chunks in memory.
+    """Saves checkpoints of one job and epoch, one at a time. Takes about ``8 * (threads + 7)`` MiB of memory at most.
 
-    ``fence`` is called right before the manifest is written and raises Fenced when a newer epoch rules.
+    ``fence`` is called right before each manifest is written and raises Fenced when a newer epoch rules.
     """
 
     store: Store
-    job: JobRef
+    job: JobRef | None
     epoch: int
     fence: Callable[[], None]
-    chunk_bytes: int = CHUNK_BYTES
-    threads: int = 4
+    threads: int = THREADS
     clock: Callable[[], float] = time.time
     cancel: threading.Event = field(default_factory=threading.Event)
     distrust: frozenset[str] = frozenset()
-    """Hashes of chunks that the store holds damaged: they are uploaded again when they are needed."""
-    _known: set[str] | None = field(default=None, init=False)
+    """Ids of packs that the store holds damaged: what is in them is sent again when it is needed."""
+    _known: dict[bytes, tuple[str, int]] | None = field(default=None, init=False)
+    """Where the newest checkpoint has its blobs: hash -> (pack, offset)."""
+    _sizes: dict[str, int] = field(default_factory=dict, init=False)
+    _there: dict[str, tuple[str, int]] = field(default_factory=dict, init=False)
 
-    def save(self, entry: Path, step: int) -> Commit:
-        """Save ``entry`` (a file or directory) as the checkpoint of ``step``.
+    def save(
+        self, entry: Path, step: int, metadata: Mapping[str, Any] | None = None, progress: Progress | None = None
+    ) -> Commit:
+        """Save ``entry`` (a file or directory) as the checkpoint of ``step``. ``metadata`` holds JSON values.
 
         Raises Unstable, Abandoned, Fenced, CloudError, OSError. Whatever it raises, nothing is committed.
         """
         start = time.monotonic()
-        found = _scan(entry)
-        uploaded = _Uploads(self, self._chunks_in_store())
-        files = []
-        with uploaded:
-            for path, name, info in found.files:
-                chunks = tuple(uploaded.chunk(data) for data in _read(path, info, self.chunk_bytes, self._told_to_stop))
-                files.append(File(name, info.st_size, stat.S_IMODE(info.st_mode) & 0o777, chunks))
-        manifest = Manifest(
-            job=self.job,
-            epoch=self.epoch,
-            step=step,
-            entry=entry.name,
-            time=round(self.clock(), 3),
-            chunk_bytes=self.chunk_bytes,
-            files=tuple(files),
-            folders=tuple(found.folders),
-            links=tuple(found.links),
-        )
-        if _scan(entry).shape() != found.shape():
+        tree = scan(entry)
+        known = self._look_around()
+        with Packer(self.store, self._there, threads=self.threads, told_to_stop=self._told_to_stop) as packer:
+            files = self._send(tree, known, packer, progress)
+        manifest = self._manifest(tree, files, entry, step, metadata or {})
+        if scan(entry).shape() != tree.shape():
             raise Unstable(f"{entry}: changed while it was read")
-        self._told_to_stop()
-        self.fence()
-        key = self._commit(manifest)
-        seconds = time.monotonic() - start
-        return Commit(key, manifest.position, entry.name, manifest.size, uploaded.bytes, seconds, manifest.time)
+        sources = {source.name: source for source in tree.files}
 
-    def _commit(self, manifest: Manifest) -> str:
-        key = layout.manifest(manifest.position)
-        data = encode(manifest)
-        if self.store.create(key, data):
-            return key
-        there = self.store.get(key)
-        if there == data:  # our own write, whose answer was lost
-            return key
-        if there is not None:
-            _refuse_foreign(there, manifest, f"{self.store.uri}/{key}")
-        # A 409 that stored nothing, or this epoch's own older save of the same step (the node was restarted, or the
-        # trainer replaced it): the fence says that it is ours to replace.
-        self.store.put(key, data)
-        return key
+        def read(file: File, offset: int, blob: Blob) -> bytes:
+            return _read_again(sources[file.path], offset, blob)
 
-    def _chunks_in_store(self) -> set[str]:
+        manifest, repaired = commit(
+            self.store,
+            manifest,
+            read,
+            fence=self.fence,
+            told_to_stop=self._told_to_stop,
+            replace=worth_replacing(manifest),
+        )
+        self._remember(manifest)
+        return Commit(
+            key=layout.manifest(manifest.position),
+            position=manifest.position,
+            entry=entry.name,
+            total_bytes=manifest.size,
+            uploaded_bytes=packer.sent_bytes + repaired,
+            seconds=time.monotonic() - start,
+            time=manifest.time,
+            manifest=manifest,
+        )
+
+    def _look_around(self) -> dict[bytes, tuple[str, int]]:
+        """Find out, once, what the store holds: the newest checkpoint, and packs of a save that was cut short."""
         if self._known is None:
-            prefix = f"{layout.CHUNKS}/"
-            listed = {stored.key.removeprefix(prefix) for stored in self.store.objects(layout.CHUNKS)}
-            self._known = listed - self.distrust
-        return self._known
+            lost = condemned(self.store) | self.distrust
+            for stored in self.store.objects(layout.PACKS):
+                identity = layout.pack_of(stored.key)
+                if identity and identity not in lost:
+                    self._there[identity.partition("-")[0]] = identity, stored.size
+            self._remember(self._newest(), {identity for identity, _ in self._there.values()})
+        return self._known or {}
+
+    def _newest(self) -> Manifest | None:
+        for position in committed(self.store):
+            try:
+                if (manifest := load(self.store, position, self.job)) is not None:
+                    return manifest
+            except CorruptCheckpoint:
+                continue
+        return None
+
+    def _remember(self, manifest: Manifest | None, there: set[str] | None = None) -> None:
+        self._known = {}
+        self._sizes = dict(manifest.packs) if manifest else {}
+        for _, _, blob in manifest.stored() if manifest else ():
+            if there is None or blob.pack in there:
+                self._known[bytes.fromhex(blob.digest)] = blob.pack, blob.offset
 
     def _told_to_stop(self) -> None:
         if self.cancel.is_set():
             raise Abandoned("the save was told to stop")
 
+    def _send(
+        self, tree: Tree, known: dict[bytes, tuple[str, int]], packer: Packer, progress: Progress | None
+    ) -> list[list[_Piece]]:
+        """Read everything, send what is new, and return the pieces of each file."""
+        files: list[list[_Piece]] = [[] for _ in tree.files]
+        fresh: dict[bytes, tuple[Pack, int]] = {}
+        total, done = tree.size, 0
+        with _Reading(tree, ahead=READERS + 2, buffers=self.threads + READERS + 3) as reading:
+            for slice_ in reading:
+                self._told_to_stop()
+                place(slice_, known, fresh, packer, reading)
+                for piece in slice_.pieces:
+                    files[piece.file].append(
+                        piece._replace(place=known.get(piece.digest) or fresh.get(piece.digest))
+                        if piece.digest
+                        else piece
+                    )
+                    done += piece.length
+                if progress:
+                    progress(done, total)
+        return files
 
-@dataclass
-class _Found:
-    """What a directory holds, with what tells a changed file from an unchanged one."""
-
-    files: list[tuple[Path, str, os.stat_result]] = field(default_factory=list)
-    folders: list[Folder] = field(default_factory=list)
-    links: list[Link] = field(default_factory=list)
-
-    def shape(self) -> tuple[object, ...]:
-        """Return names, sizes, inodes and times of change; not times of access, which reading moves."""
-        return tuple((name, _identity(info)) for _, name, info in self.files), tuple(self.folders), tuple(self.links)
-
-
-def _identity(info: os.stat_result) -> tuple[int, ...]:
-    return info.st_ino, info.st_size, info.st_mtime_ns, info.st_mode
-
-
-def _scan(entry: Path) -> _Found:
-    """Walk an entry in a fixed order. Raises Unstable when it vanishes. Sockets, pipes and devices are left out."""
-    found = _Found()
-    pending = [(entry, entry.name)]
-    try:
-        while pending:
-            path, name = pending.pop()
-            info = path.lstat()
-            if stat.S_ISREG(info.st_mode):
-                found.files.append((path, name, info))
-            elif stat.S_ISLNK(info.st_mode):
-                found.links.append(Link(name, str(path.readlink())))
-            elif stat.S_ISDIR(info.st_mode):
-                found.folders.append(Folder(name, stat.S_IMODE(info.st_mode) & 0o777))
-                pending += [(child, f"{name}/{child.name}") for child in sorted(path.iterdir(), reverse=True)]
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise Unstable(f"{entry}: vanished while it was read") from error
-    return found
-
-
-def _read(path: Path, info: os.stat_result, size: int, told_to_stop: Callable[[], None]) -> Iterator[bytes]:
-    """Yield a file in chunks. Raises Unstable when it is not, at the end, the file that was found."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError as error:
-        raise Unstable(f"{path}: vanished while it was read") from error
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        left = info.st_size
-        while left:
-            told_to_stop()
-            data = _exactly(file.fileno(), min(size, left))
-            if not data:
-                break
-            left -= len(data)
-            yield data
-        if left or _identity(os.fstat(file.fileno())) != _identity(info):
-            raise Unstable(f"{path}: changed while it was read")
-
-
-def _exactly(descriptor: int, size: int) -> bytes:
-    """Read ``size`` bytes, fewer only at the end of the file."""
-    parts: list[bytes] = []
-    while size and (data := os.read(descriptor, size)):
-        parts.append(data)
-        size -= len(data)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-class _Uploads:
-    """Puts chunks that the store does not have, a bounded number at a time. As a context it waits for all of them."""
-
-    def __init__(self, saver: Saver, known: set[str]) -> None:
-        self.bytes = 0
-        self._store = saver.store
-        self._known = known
-        self._room = threading.BoundedSemaphore(2 * saver.threads)
-        self._pool = ThreadPoolExecutor(saver.threads, thread_name_prefix="upload")
-        self._pending: dict[str, Future[None]] = {}
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=kind is not None)
-        if kind is None:
-            self._collect()
-
-    def chunk(self, data: bytes) -> str:
-        """Take one chunk and return its hash. Raises what an earlier upload has met."""
-        digest = blake3.blake3(data).hexdigest()
-        if digest in self._known or digest in self._pending:
-            return digest
-        self._room.acquire()
-        self._collect(finished_only=True)
-        self._pending[digest] = self._pool.submit(self._put, digest, data)
-        self.bytes += len(data)
-        return digest
-
-    def _put(self, digest: str, data: bytes) -> None:
-        try:
-            self._store.put(layout.chunk(digest), data)
-        finally:
-            self._room.release()
-
-    def _collect(self, *, finished_only: bool = False) -> None:
-        for digest, future in list(self._pending.items()):
-            if finished_only and not future.done():
-                continue
-            future.result()
-            self._known.add(digest)
-            del self._pending[digest]
-
-
-def _refuse_foreign(there: bytes, manifest: Manifest, where: str) -> None:
-    try:
-        other = decode(there)
-    except CorruptCheckpoint:
-        return
-    if other.job != manifest.job:
-        raise StoreError(
-            f"{where}: belongs to another job named {other.job.name}",
-            hint="give the jobs different names, or different stores",
+    def _manifest(
+        self, tree: Tree, pieces: list[list[_Piece]], entry: Path, step: int, metadata: Mapping[str, Any]
+    ) -> Manifest:
+        packs: dict[str, int] = {}
+        files = []
+        for source, parts in zip(tree.files, pieces, strict=True):
+            blobs = tuple(_joined(self._blob(piece, packs) for piece in parts))
+            files.append(File(source.name, source.info.st_size, source.info.st_mode & 0o777, blobs))
+        return Manifest(
+            job=self.job,
+            epoch=self.epoch,
+            step=step,
+            entry=entry.name,
+            time=round(self.clock(), 3),
+            packs=packs,
+            files=tuple(files),
+            folders=tuple(tree.folders),
+            links=tuple(tree.links),
+            metadata=metadata,
         )
+
+    def _blob(self, piece: _Piece, packs: dict[str, int]) -> Blob:
+        if piece.place is None:
+            return Blob(piece.length)
+        pack, offset = piece.place
+        identity, size = (pack.identity, pack.size) if isinstance(pack, Pack) else (pack, self._sizes[pack])
+        packs[identity] = size
+        return Blob(piece.length, identity, offset, piece.digest.hex())
+
+
+class _Piece(NamedTuple):
+    """A stretch of a file that was read and hashed; no hash for a hole. ``at`` is its place in the buffer."""
+
+    file: int
+    length: int
+    digest: bytes
+    at: int
+    place: tuple[str | Pack, int] | None = None
+
+
+@dataclass(slots=True)
+class _Slice:
+    pieces: list[_Piece]
+    buffer: bytearray | None
+    size: int
+
+
+class _Reading:
+    """Reads and hashes a tree ahead of the caller, in order. As a context it ends its threads."""
+
+    def __init__(self, tree: Tree, *, ahead: int, buffers: int) -> None:
+        self._tree = tree
+        self._ahead = ahead
+        self._buffers = Buffers(buffers, SLICE_BYTES)
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="read")
+
+    def __enter__(self) -> _Reading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._buffers.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __iter__(self) -> Iterator[_Slice]:
+        pending: deque[Future[_Slice]] = deque()
+        for spans in slices(self._tree):
+            pending.append(self._pool.submit(self._read, spans))
+            if len(pending) > self._ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+    def give_back(self, slice_: _Slice) -> None:
+        """Let the buffer of a slice be used again."""
+        if slice_.buffer is not None:
+            self._buffers.give_back(slice_.buffer)
+
+    def _read(self, spans: list[Span]) -> _Slice:
+        if spans[0].hole:
+            return _Slice([_Piece(spans[0].file, spans[0].length, b"", 0)], None, 0)
+        buffer = self._buffers.take()
+        view = memoryview(buffer)
+        pieces: list[_Piece] = []
+        at = 0
+        for span in spans:
+            source = self._tree.files[span.file]
+            with open_file(source) as file:
+                file.read_into(view[at : at + span.length], span.offset)
+            blob = blob_bytes(source.info.st_size)
+            end = at + span.length
+            while at < end:
+                length = min(blob, end - at)
+                data = view[at : at + length]
+                digest = b"" if is_zero(data) else blake3.blake3(data).digest()
+                pieces.append(_Piece(span.file, length, digest, at))
+                at += length
+        return _Slice(pieces, buffer, at)
+
+
+def place(
+    slice_: _Slice,
+    known: Mapping[bytes, object],
+    fresh: dict[bytes, tuple[Pack, int]],
+    packer: Packer,
+    reading: _Reading,
+) -> None:
+    """Give every new blob of a slice a place in a pack. The buffer goes back when nothing needs it any more."""
+    if slice_.buffer is None:
+        return
+    view = memoryview(slice_.buffer)
+    new = {piece.digest: piece for piece in slice_.pieces if piece.digest and piece.digest not in known}
+    new = {digest: piece for digest, piece in new.items() if digest not in fresh}
+    if len(new) == len(slice_.pieces) and slice_.size >= SLICE_BYTES // 2:
+        pack = packer.whole(new, view[: slice_.size], lambda: reading.give_back(slice_))
+        fresh.update((digest, (pack, piece.at)) for digest, piece in new.items())
+        return
+    for digest, piece in new.items():
+        fresh[digest] = packer.add(digest, view[piece.at : piece.at + piece.length])
+    reading.give_back(slice_)
+
+
+def is_zero(data: memoryview) -> bool:
+    """Say whether all bytes are zero. Most data say no in their first bytes."""
+    if any(data[:64]):
+        return False
+    return bytes(data).count(0) == len(data)
+
+
+def _joined(blobs: Iterator[Blob]) -> Iterator[Blob]:
+    """Make one hole of several in a row."""
+    hole = 0
+    for blob in blobs:
+        if not blob.pack:
+            hole += blob.length
+            continue
+        if hole:
+            yield Blob(hole)
+            hole = 0
+        yield blob
+    if hole:
+        yield Blob(hole)
+
+
+def _read_again(source: Source, offset: int, blob: Blob) -> bytes:
+    """Read a blob from the disk once more. Raises Unstable when it is not what it was."""
+    data = bytearray(blob.length)
+    with open_file(source) as file:
+        file.read_into(memoryview(data), offset)
+    if blake3.blake3(data).hexdigest() != blob.digest:
+        raise Unstable(f"{source.path}: changed while it was read")
+    return bytes(data)

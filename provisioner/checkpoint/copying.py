@@ -1,0 +1,199 @@
+"""Copy checkpoints from one store to another: packs that the other one does not have, then the manifest.
+
+A pack gets a key of its own in each store, since a key is written once in its life; the hash in the key tells what is
+there already.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from pathlib import Path
+
+import blake3
+
+from provisioner.checkpoint import layout
+from provisioner.checkpoint.commit import commit, condemned, missing
+from provisioner.checkpoint.fetch import DamagedPack, read
+from provisioner.checkpoint.layout import Position
+from provisioner.checkpoint.manifest import Blob, File, Manifest
+from provisioner.checkpoint.restore import load
+from provisioner.checkpoint.store import Store
+from provisioner.checkpoint.tree import Source, open_file
+from provisioner.errors import Abandoned, CorruptCheckpoint, StoreError, Unstable
+from provisioner.model import JobRef
+
+THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A checkpoint that is in the other store for good. ``bytes`` and ``packs`` went there now."""
+
+    key: str
+    position: Position
+    bytes: int
+    packs: int
+    seconds: float
+
+
+def copy(
+    source: Store,
+    target: Store,
+    position: Position,
+    *,
+    job: JobRef | None = None,
+    entry: Path | None = None,
+    threads: int = THREADS,
+    cancel: threading.Event | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Copied:
+    """Bring one checkpoint from ``source`` to ``target``; what is there already is not sent again.
+
+    ``entry`` is where it lies on this disk: bytes that still match come from there. Every byte is checked on its way.
+    Raises StoreError when there is no such checkpoint, CorruptCheckpoint when it is damaged, Abandoned, CloudError.
+    """
+    start = time.monotonic()
+    manifest = load(source, position, job)
+    if manifest is None:
+        raise StoreError(f"{source.uri}/{layout.manifest(position)}: no such checkpoint of this job")
+    copying = _Copying(source, target, manifest, entry, cancel or threading.Event())
+    names, wanted = copying.names()
+    copying.send(names, wanted, threads, progress)
+    renamed = _renamed(manifest, names)
+    there = _loaded(target, position, job)
+    repaired = 0
+    if there != renamed or missing(target, renamed):
+        renamed, repaired = commit(target, renamed, copying.blob, fence=lambda: None, told_to_stop=copying.told_to_stop)
+    sent = sum(manifest.packs[identity] for identity in wanted)
+    return Copied(layout.manifest(position), position, sent + repaired, len(wanted), time.monotonic() - start)
+
+
+def _loaded(store: Store, position: Position, job: JobRef | None) -> Manifest | None:
+    try:
+        return load(store, position, job)
+    except CorruptCheckpoint:
+        return None
+
+
+def _renamed(manifest: Manifest, names: dict[str, str]) -> Manifest:
+    files = tuple(
+        changed(
+            file,
+            blobs=tuple(changed(blob, pack=names[blob.pack]) if blob.pack else blob for blob in file.blobs),
+        )
+        for file in manifest.files
+    )
+    return changed(manifest, packs={names[identity]: size for identity, size in manifest.packs.items()}, files=files)
+
+
+class _Copying:
+    def __init__(
+        self, source: Store, target: Store, manifest: Manifest, entry: Path | None, cancel: threading.Event
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._manifest = manifest
+        self._entry = entry
+        self._cancel = cancel
+        self._content: dict[str, dict[int, tuple[File, int, Blob]]] = defaultdict(dict)
+        for file, offset, blob in manifest.stored():
+            self._content[blob.pack][blob.offset] = file, offset, blob
+
+    def told_to_stop(self) -> None:
+        """Raise Abandoned when somebody wants an end."""
+        if self._cancel.is_set():
+            raise Abandoned("the copy was told to stop")
+
+    def names(self) -> tuple[dict[str, str], list[str]]:
+        """Return what each pack is called in the target, and those that have to go there."""
+        doomed = condemned(self._target)
+        there: dict[tuple[str, int], str] = {}
+        for stored in self._target.objects(layout.PACKS):
+            identity = layout.pack_of(stored.key)
+            if identity and identity not in doomed:
+                there[identity.partition("-")[0], stored.size] = identity
+        names: dict[str, str] = {}
+        wanted = []
+        for identity, size in self._manifest.packs.items():
+            content = identity.partition("-")[0]
+            name = there.get((content, size))
+            if name is None:
+                name = there[content, size] = f"{content}-{secrets.token_hex(4)}"
+                wanted.append(identity)
+            names[identity] = name
+        return names, wanted
+
+    def send(
+        self, names: dict[str, str], wanted: list[str], threads: int, progress: Callable[[int, int], None] | None
+    ) -> None:
+        """Send packs, some at a time."""
+        total = sum(self._manifest.packs[identity] for identity in wanted)
+        done = 0
+        failed = threading.Event()
+
+        def one(identity: str) -> int:
+            if failed.is_set():
+                return 0
+            try:
+                self.told_to_stop()
+                self._target.put(layout.pack(names[identity]), self._pack(identity))
+            except BaseException:
+                failed.set()
+                raise
+            return self._manifest.packs[identity]
+
+        with ThreadPoolExecutor(threads, thread_name_prefix="copy") as pool:
+            pending: set[Future[int]] = set()
+            for identity in [*wanted, ""]:
+                if identity:
+                    pending.add(pool.submit(one, identity))
+                if len(pending) > 2 * threads or not identity:
+                    finished, pending = wait(pending, return_when=FIRST_COMPLETED) if identity else (pending, set())
+                    done += sum(future.result() for future in finished)
+                    if progress:
+                        progress(done, total)
+
+    def blob(self, file: File, offset: int, blob: Blob) -> bytes:
+        """Return the bytes of one blob, checked, from the disk or the source."""
+        return self._local(file, offset, blob) or self._remote(blob)
+
+    def _pack(self, identity: str) -> bytes | memoryview:
+        size = self._manifest.packs[identity]
+        content = sorted(self._content[identity].items())
+        if self._entry is not None and sum(blob.length for _, (_, _, blob) in content) == size:
+            parts = [self._local(*place) for _, place in content]
+            if all(part is not None for part in parts):
+                return b"".join(part for part in parts if part is not None)
+        data = read(self._source, identity, 0, size)
+        for offset, (_, _, blob) in content:
+            _check(blob, data[offset : offset + blob.length])
+        return data
+
+    def _local(self, file: File, offset: int, blob: Blob) -> bytes | None:
+        if self._entry is None:
+            return None
+        path = self._entry.parent / file.path
+        data = bytearray(blob.length)
+        try:
+            with open_file(Source(path, file.path, path.lstat())) as opened:
+                opened.read_into(memoryview(data), offset)
+        except (OSError, Unstable):
+            return None
+        return bytes(data) if blake3.blake3(data).hexdigest() == blob.digest else None
+
+    def _remote(self, blob: Blob) -> bytes:
+        data = read(self._source, blob.pack, blob.offset, blob.length)
+        _check(blob, data)
+        return bytes(data)
+
+
+def _check(blob: Blob, data: memoryview) -> None:
+    if blake3.blake3(data).hexdigest() != blob.digest:
+        raise DamagedPack(f"{layout.PACKS}/{blob.pack} does not match its hashes", blob.pack)

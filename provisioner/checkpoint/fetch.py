@@ -1,0 +1,156 @@
+"""Fetch what a manifest names: ranged reads of packs, in parallel, every blob checked against its hash."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import blake3
+
+from provisioner.checkpoint import layout
+from provisioner.checkpoint.manifest import Blob, File, Manifest
+from provisioner.checkpoint.packs import PACK_BYTES
+from provisioner.checkpoint.store import Store
+from provisioner.errors import Abandoned, CorruptCheckpoint
+
+GAP_BYTES = 256 * 1024
+"""Bytes between two blobs of a pack that are rather read than paid for with another request."""
+
+
+class DamagedPack(CorruptCheckpoint):
+    """A pack is gone, or holds bytes that are not what was saved."""
+
+    def __init__(self, message: str, identity: str) -> None:
+        super().__init__(message)
+        self.identity = identity
+
+
+class Sink(Protocol):
+    """Takes what was fetched, from several threads."""
+
+    def __call__(self, file: File, offset: int, data: memoryview, /) -> None:
+        """Take the checked bytes of one blob, which stands at ``offset`` of ``file``."""
+
+
+@dataclass(slots=True)
+class Range:
+    """Bytes of a pack that one request brings, and every place that they belong to."""
+
+    pack: str
+    start: int
+    end: int
+    targets: list[tuple[File, int, Blob]] = field(default_factory=list)
+
+
+def ranges(manifest: Manifest, done: Container[str] = ()) -> list[Range]:
+    """Return the requests that bring everything but the blobs whose hashes are in ``done``, in the order of files."""
+    by_pack: dict[str, list[tuple[File, int, Blob]]] = defaultdict(list)
+    for file, offset, blob in manifest.stored():
+        if blob.digest not in done:
+            by_pack[blob.pack].append((file, offset, blob))
+    return [found for pack, targets in by_pack.items() for found in _joined(pack, targets)]
+
+
+def _joined(pack: str, targets: list[tuple[File, int, Blob]]) -> Iterator[Range]:
+    current: Range | None = None
+    for target in sorted(targets, key=lambda target: target[2].offset):
+        blob = target[2]
+        end = blob.offset + blob.length
+        if current is None or blob.offset > current.end + GAP_BYTES or end - current.start > PACK_BYTES:
+            if current is not None:
+                yield current
+            current = Range(pack, blob.offset, end)
+        current.end = max(current.end, end)
+        current.targets.append(target)
+    if current is not None:
+        yield current
+
+
+def fetch(
+    store: Store,
+    wanted: Iterable[Range],
+    sink: Sink,
+    *,
+    threads: int,
+    cancel: threading.Event,
+    on_bytes: Callable[[int], None] = lambda _count: None,
+) -> int:
+    """Bring every range into the sink, about ``8 * threads`` MiB of them at a time; return the bytes fetched.
+
+    ``on_bytes`` is told, in the caller's thread, of every finished range. Raises DamagedPack, Abandoned, CloudError,
+    OSError and what the sink raises, the first that happens.
+    """
+    stop = threading.Event()
+
+    def bring(part: Range) -> int:
+        if stop.is_set() or cancel.is_set():
+            return 0
+        try:
+            return _bring(store, part, sink)
+        except BaseException:
+            stop.set()
+            raise
+
+    fetched = 0
+    with ThreadPoolExecutor(threads, thread_name_prefix="fetch") as pool:
+        pending: set[Future[int]] = set()
+        try:
+            for part in wanted:
+                pending.add(pool.submit(bring, part))
+                if len(pending) > 2 * threads:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    fetched += _collect(done, on_bytes)
+            fetched += _collect(wait(pending).done, on_bytes)
+        except BaseException:
+            stop.set()
+            raise
+    if cancel.is_set():
+        raise Abandoned("the restore was told to stop")
+    return fetched
+
+
+def _collect(done: set[Future[int]], on_bytes: Callable[[int], None]) -> int:
+    total = sum(future.result() for future in done)
+    if total:
+        on_bytes(total)
+    return total
+
+
+def _bring(store: Store, part: Range, sink: Sink) -> int:
+    """Fetch one range, once more where a hash does not match: the line may have changed it, not the store."""
+    for last in (False, True):
+        data = read(store, part.pack, part.start, part.end - part.start)
+        if (bad := _wrong(part, data)) is None:
+            break
+        if last:
+            raise DamagedPack(f"{layout.PACKS}/{part.pack} does not match its hashes ({bad.path})", part.pack)
+    for file, offset, blob in part.targets:
+        at = blob.offset - part.start
+        sink(file, offset, data[at : at + blob.length])
+    return len(data)
+
+
+def _wrong(part: Range, data: memoryview) -> File | None:
+    checked: dict[int, str] = {}
+    for file, _, blob in part.targets:
+        at = blob.offset - part.start
+        digest = checked.get(at) or blake3.blake3(data[at : at + blob.length]).hexdigest()
+        if digest != blob.digest:
+            return file
+        checked[at] = digest
+    return None
+
+
+def read(store: Store, pack: str, start: int, length: int) -> memoryview:
+    """Read a stretch of a pack. Raises DamagedPack when it is not there or too short, CloudError."""
+    found = store.get_range(layout.pack(pack), start, length)
+    if found is None:
+        raise DamagedPack(f"{layout.PACKS}/{pack} is missing", pack)
+    data = memoryview(found)
+    if len(data) != length:
+        raise DamagedPack(f"{layout.PACKS}/{pack} is cut short", pack)
+    return data
