@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Self
 
 import blake3
 
@@ -121,7 +122,7 @@ class Packer:
         self._open, self._buffer = Pack(), None
         self._send(pack, memoryview(buffer)[: pack.size], lambda: self._spare.give_back(buffer))
 
-    def __enter__(self) -> Packer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:

@@ -103,8 +103,15 @@ def restore(
                 if manifest is None:
                     report(f"{label} belongs to another job; passed over")
                     continue
+                look_for_room(manifest, directory, free_bytes(directory))
                 return _bring(
-                    source, manifest, directory, seeds, cancel or threading.Event(), threads, progress, free_bytes
+                    source,
+                    manifest,
+                    directory,
+                    seeds=seeds,
+                    cancel=cancel or threading.Event(),
+                    threads=threads,
+                    progress=progress,
                 )
             except CorruptCheckpoint as error:
                 if isinstance(error, DamagedPack) and distrust is not None and source is store:
@@ -143,14 +150,13 @@ def _bring(
     store: Store,
     manifest: Manifest,
     directory: Path,
+    *,
     seeds: Sequence[Path],
     cancel: threading.Event,
     threads: int,
     progress: Progress | None,
-    free_bytes: Callable[[Path], int],
 ) -> Restored:
     start = time.monotonic()
-    look_for_room(manifest, directory, free_bytes(directory))
     unfinished = Path(tempfile.mkdtemp(prefix=".restoring-", dir=directory))
     try:
         fetched = write(store, manifest, unfinished, seeds=seeds, cancel=cancel, threads=threads, progress=progress)

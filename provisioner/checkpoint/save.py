@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import blake3
 
@@ -215,7 +215,7 @@ class _Reading:
         self._buffers = Buffers(buffers, SLICE_BYTES)
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="read")
 
-    def __enter__(self) -> _Reading:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
