@@ -16,8 +16,9 @@ from typing import TypeAlias
 
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.manifest import Blob, File, Manifest, decode, encode
-from provisioner.checkpoint.packs import PACK_BYTES, Packer
+from provisioner.checkpoint.packs import Packer
 from provisioner.checkpoint.store import Store
+from provisioner.checkpoint.tree import STANDARD, Sizes
 from provisioner.errors import CorruptCheckpoint, StoreError
 
 TRIES = 5
@@ -36,6 +37,7 @@ def commit(
     fence: Callable[[], None],
     told_to_stop: Callable[[], None] = lambda: None,
     replace: Collection[str] = (),
+    sizes: Sizes = STANDARD,
 ) -> tuple[Manifest, int]:
     """Write the manifest and make sure of all that it names; return it as it stands then, and the bytes sent for that.
 
@@ -47,7 +49,7 @@ def commit(
     refuse_foreign(store, manifest)
     for _ in range(TRIES):
         if lost:
-            manifest, more = _without(manifest, lost, store, read, told_to_stop)
+            manifest, more = _without(manifest, lost, store, read, told_to_stop, sizes)
             sent += more
         told_to_stop()
         fence()
@@ -92,7 +94,7 @@ def missing(store: Store, manifest: Manifest) -> set[str]:
     }
 
 
-def worth_replacing(manifest: Manifest) -> set[str]:
+def worth_replacing(manifest: Manifest, sizes: Sizes = STANDARD) -> set[str]:
     """Return the packs whose blobs are better sent again, in new ones.
 
     Those of which the checkpoint uses less than half: so the packs of a checkpoint are never more than twice what it
@@ -102,7 +104,7 @@ def worth_replacing(manifest: Manifest) -> set[str]:
     for _, _, blob in manifest.stored():
         used[blob.pack][blob.offset] = blob.length
     scarce = {identity for identity, size in manifest.packs.items() if 2 * sum(used[identity].values()) < size}
-    small = {identity for identity, size in manifest.packs.items() if 2 * size < PACK_BYTES}
+    small = {identity for identity, size in manifest.packs.items() if 2 * size < sizes.pack}
     return scarce | small if len(small) > SMALL_PACKS else scarce
 
 
@@ -122,13 +124,13 @@ def refuse_foreign(store: Store, manifest: Manifest) -> None:
 
 
 def _without(
-    manifest: Manifest, lost: set[str], store: Store, read: Read, told_to_stop: Callable[[], None]
+    manifest: Manifest, lost: set[str], store: Store, read: Read, told_to_stop: Callable[[], None], sizes: Sizes
 ) -> tuple[Manifest, int]:
     """Send what a manifest has in some packs again, in new ones; return the new manifest and the bytes sent."""
     moved = {}
     wanted = {blob.digest: (file, offset, blob) for file, offset, blob in manifest.stored() if blob.pack in lost}
     with (
-        Packer(store, {}, threads=THREADS, told_to_stop=told_to_stop) as packer,
+        Packer(store, {}, threads=THREADS, told_to_stop=told_to_stop, sizes=sizes) as packer,
         ThreadPoolExecutor(THREADS, thread_name_prefix="read") as pool,
     ):
         places = list(wanted.values())

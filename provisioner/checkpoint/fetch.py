@@ -13,8 +13,8 @@ import blake3
 
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.manifest import Blob, File, Manifest
-from provisioner.checkpoint.packs import PACK_BYTES
 from provisioner.checkpoint.store import Store
+from provisioner.checkpoint.tree import STANDARD
 from provisioner.errors import Abandoned, CorruptCheckpoint
 
 GAP_BYTES = 256 * 1024
@@ -60,7 +60,7 @@ def _joined(pack: str, targets: list[tuple[File, int, Blob]]) -> Iterator[Range]
     for target in sorted(targets, key=lambda target: target[2].offset):
         blob = target[2]
         end = blob.offset + blob.length
-        if current is None or blob.offset > current.end + GAP_BYTES or end - current.start > PACK_BYTES:
+        if current is None or blob.offset > current.end + GAP_BYTES or end - current.start > STANDARD.pack:
             if current is not None:
                 yield current
             current = Range(pack, blob.offset, end)

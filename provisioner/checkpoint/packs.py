@@ -19,10 +19,8 @@ import blake3
 
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.store import Store
-from provisioner.checkpoint.tree import SLICE_BYTES
+from provisioner.checkpoint.tree import STANDARD, Sizes
 from provisioner.errors import Abandoned
-
-PACK_BYTES = SLICE_BYTES
 
 
 @dataclass(eq=False, slots=True)
@@ -84,6 +82,7 @@ class Packer:
         *,
         threads: int,
         told_to_stop: Callable[[], None] = lambda: None,
+        sizes: Sizes = STANDARD,
     ) -> None:
         self.sent_bytes = 0
         self.failed = threading.Event()
@@ -92,13 +91,14 @@ class Packer:
         self._told_to_stop = told_to_stop
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="upload")
         self._sending: set[Future[None]] = set()
-        self._spare = Buffers(3, PACK_BYTES)
+        self._pack_bytes = sizes.pack
+        self._spare = Buffers(3, sizes.pack)
         self._open = Pack()
         self._buffer: bytearray | None = None
 
     def add(self, digest: bytes, data: memoryview) -> tuple[Pack, int]:
         """Copy a blob into the open pack; return the pack and the place in it. Raises what an upload has met."""
-        if self._open.size + len(data) > PACK_BYTES:
+        if self._open.size + len(data) > self._pack_bytes:
             self.close()
         if self._buffer is None:
             self._buffer = self._spare.take()

@@ -20,7 +20,7 @@ from provisioner.checkpoint.manifest import Blob, File, Manifest
 from provisioner.checkpoint.packs import Buffers, Pack, Packer
 from provisioner.checkpoint.restore import committed, load
 from provisioner.checkpoint.store import Store
-from provisioner.checkpoint.tree import SLICE_BYTES, Source, Span, Tree, blob_bytes, open_file, scan, slices
+from provisioner.checkpoint.tree import STANDARD, Sizes, Source, Span, Tree, blob_bytes, open_file, scan, slices
 from provisioner.errors import Abandoned, CorruptCheckpoint, Unstable
 from provisioner.model import JobRef
 
@@ -61,6 +61,7 @@ class Saver:
     cancel: threading.Event = field(default_factory=threading.Event)
     distrust: frozenset[str] = frozenset()
     """Ids of packs that the store holds damaged: what is in them is sent again when it is needed."""
+    sizes: Sizes = STANDARD
     _known: dict[bytes, tuple[str, int]] | None = field(default=None, init=False)
     """Where the newest checkpoint has its blobs: hash -> (pack, offset)."""
     _sizes: dict[str, int] = field(default_factory=dict, init=False)
@@ -76,7 +77,9 @@ class Saver:
         start = time.monotonic()
         tree = scan(entry)
         known = self._look_around()
-        with Packer(self.store, self._there, threads=self.threads, told_to_stop=self._told_to_stop) as packer:
+        with Packer(
+            self.store, self._there, threads=self.threads, told_to_stop=self._told_to_stop, sizes=self.sizes
+        ) as packer:
             files = self._send(tree, known, packer, progress)
         manifest = self._manifest(tree, files, entry, step, metadata or {})
         if scan(entry).shape() != tree.shape():
@@ -92,7 +95,8 @@ class Saver:
             read,
             fence=self.fence,
             told_to_stop=self._told_to_stop,
-            replace=worth_replacing(manifest),
+            replace=worth_replacing(manifest, self.sizes),
+            sizes=self.sizes,
         )
         self._remember(manifest)
         return Commit(
@@ -144,7 +148,7 @@ class Saver:
         files: list[list[_Piece]] = [[] for _ in tree.files]
         fresh: dict[bytes, tuple[Pack, int]] = {}
         total, done = tree.size, 0
-        with _Reading(tree, ahead=READERS + 2, buffers=self.threads + READERS + 3) as reading:
+        with _Reading(tree, self.sizes, ahead=READERS + 2, buffers=self.threads + READERS + 3) as reading:
             for slice_ in reading:
                 self._told_to_stop()
                 place(slice_, known, fresh, packer, reading)
@@ -209,10 +213,11 @@ class _Slice:
 class _Reading:
     """Reads and hashes a tree ahead of the caller, in order. As a context it ends its threads."""
 
-    def __init__(self, tree: Tree, *, ahead: int, buffers: int) -> None:
+    def __init__(self, tree: Tree, sizes: Sizes, *, ahead: int, buffers: int) -> None:
         self._tree = tree
+        self.sizes = sizes
         self._ahead = ahead
-        self._buffers = Buffers(buffers, SLICE_BYTES)
+        self._buffers = Buffers(buffers, sizes.pack)
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="read")
 
     def __enter__(self) -> Self:
@@ -224,7 +229,7 @@ class _Reading:
 
     def __iter__(self) -> Iterator[_Slice]:
         pending: deque[Future[_Slice]] = deque()
-        for spans in slices(self._tree):
+        for spans in slices(self._tree, self.sizes):
             pending.append(self._pool.submit(self._read, spans))
             if len(pending) > self._ahead:
                 yield pending.popleft().result()
@@ -247,7 +252,7 @@ class _Reading:
             source = self._tree.files[span.file]
             with open_file(source) as file:
                 file.read_into(view[at : at + span.length], span.offset)
-            blob = blob_bytes(source.info.st_size)
+            blob = blob_bytes(source.info.st_size, self.sizes)
             end = at + span.length
             while at < end:
                 length = min(blob, end - at)
@@ -271,7 +276,7 @@ def place(
     view = memoryview(slice_.buffer)
     new = {piece.digest: piece for piece in slice_.pieces if piece.digest and piece.digest not in known}
     new = {digest: piece for digest, piece in new.items() if digest not in fresh}
-    if len(new) == len(slice_.pieces) and slice_.size >= SLICE_BYTES // 2:
+    if len(new) == len(slice_.pieces) and slice_.size >= reading.sizes.pack // 2:
         pack = packer.whole(new, view[: slice_.size], lambda: reading.give_back(slice_))
         fresh.update((digest, (pack, piece.at)) for digest, piece in new.items())
         return

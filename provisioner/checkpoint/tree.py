@@ -13,11 +13,23 @@ from typing import Self
 from provisioner.checkpoint.manifest import Folder, Link
 from provisioner.errors import Unstable
 
-SLICE_BYTES = 8 * 1024 * 1024
-"""How much of a file is read at once, and the largest blob."""
-SMALLEST_BLOB = 1024 * 1024
 _BLOBS_PER_FILE = 1024
 _SPANS_PER_SLICE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How files are cut, in bytes, powers of two: the smallest blob; what is read at once, and what a pack holds.
+
+    Checkpoints of any sizes can be restored; blobs that were cut in another way are not found again.
+    """
+
+    blob: int = 1024 * 1024
+    pack: int = 8 * 1024 * 1024
+    """Also the largest blob."""
+
+
+STANDARD = Sizes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +95,29 @@ def scan(entry: Path) -> Tree:
     return found
 
 
-def blob_bytes(size: int) -> int:
+def blob_bytes(size: int, sizes: Sizes = STANDARD) -> int:
     """Return how long the blobs of a file are: a power of two, 1 MiB up to files of 1 GiB, at most 8 MiB.
 
     Smaller blobs spare more bytes when a file changes in places; larger ones keep the manifest of a large file short.
     """
-    blob = SMALLEST_BLOB
-    while blob < SLICE_BYTES and blob * _BLOBS_PER_FILE < size:
+    blob = sizes.blob
+    while blob < sizes.pack and blob * _BLOBS_PER_FILE < size:
         blob *= 2
     return blob
 
 
-def slices(tree: Tree) -> Iterator[list[Span]]:
-    """Yield what is read at once: stretches of one file or several, SLICE_BYTES together at most, holes by themselves.
+def slices(tree: Tree, sizes: Sizes = STANDARD) -> Iterator[list[Span]]:
+    """Yield what is read at once: stretches of one file or several, a pack together at most, holes by themselves.
 
     Raises Unstable when a file vanishes.
     """
     group: list[Span] = []
-    room = SLICE_BYTES
+    room = sizes.pack
     for number, source in enumerate(tree.files):
-        for span in _spans(number, source):
+        for span in _spans(number, source, sizes):
             if group and (span.hole or span.length > room or len(group) == _SPANS_PER_SLICE):
                 yield group
-                group, room = [], SLICE_BYTES
+                group, room = [], sizes.pack
             if span.hole:
                 yield [span]
                 continue
@@ -115,12 +127,12 @@ def slices(tree: Tree) -> Iterator[list[Span]]:
         yield group
 
 
-def _spans(number: int, source: Source) -> Iterator[Span]:
+def _spans(number: int, source: Source, sizes: Sizes) -> Iterator[Span]:
     size = source.info.st_size
-    if source.info.st_blocks * 512 >= size or size < SMALLEST_BLOB:
-        yield from _cut(number, 0, size)
+    if source.info.st_blocks * 512 >= size or size < sizes.blob:
+        yield from _cut(number, 0, size, sizes.pack)
         return
-    blob = blob_bytes(size)
+    blob = blob_bytes(size, sizes)
     at = 0
     with open_file(source) as descriptor:
         while at < size:
@@ -129,13 +141,13 @@ def _spans(number: int, source: Source) -> Iterator[Span]:
             end = min(size, -(-end // blob) * blob)
             if start > at:
                 yield Span(number, at, start - at, hole=True)
-            yield from _cut(number, start, end)
+            yield from _cut(number, start, end, sizes.pack)
             at = end
 
 
-def _cut(number: int, start: int, end: int) -> Iterator[Span]:
+def _cut(number: int, start: int, end: int, most: int) -> Iterator[Span]:
     while start < end:
-        length = min(SLICE_BYTES, end - start)
+        length = min(most, end - start)
         yield Span(number, start, length)
         start += length
 
