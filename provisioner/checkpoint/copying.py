@@ -171,7 +171,7 @@ class _Copying:
             parts = [self._local(*place) for _, place in content]
             if all(part is not None for part in parts):
                 return b"".join(part for part in parts if part is not None)
-        data = read(self._source, identity, 0, size)
+        data = read(self._source, identity, 0, size, size)
         for offset, (_, _, blob) in content:
             _check(blob, data[offset : offset + blob.length])
         return data
@@ -189,7 +189,7 @@ class _Copying:
         return bytes(data) if blake3.blake3(data).hexdigest() == blob.digest else None
 
     def _remote(self, blob: Blob) -> bytes:
-        data = read(self._source, blob.pack, blob.offset, blob.length)
+        data = read(self._source, blob.pack, blob.offset, blob.length, self._manifest.packs[blob.pack])
         _check(blob, data)
         return bytes(data)
 

@@ -43,6 +43,8 @@ class Range:
     pack: str
     start: int
     end: int
+    size: int
+    """Of the whole pack."""
     targets: list[tuple[File, int, Blob]] = field(default_factory=list)
 
 
@@ -52,10 +54,10 @@ def ranges(manifest: Manifest, done: Container[str] = ()) -> list[Range]:
     for file, offset, blob in manifest.stored():
         if blob.digest not in done:
             by_pack[blob.pack].append((file, offset, blob))
-    return [found for pack, targets in by_pack.items() for found in _joined(pack, targets)]
+    return [found for pack, targets in by_pack.items() for found in _joined(pack, manifest.packs[pack], targets)]
 
 
-def _joined(pack: str, targets: list[tuple[File, int, Blob]]) -> Iterator[Range]:
+def _joined(pack: str, size: int, targets: list[tuple[File, int, Blob]]) -> Iterator[Range]:
     current: Range | None = None
     for target in sorted(targets, key=lambda target: target[2].offset):
         blob = target[2]
@@ -63,7 +65,7 @@ def _joined(pack: str, targets: list[tuple[File, int, Blob]]) -> Iterator[Range]
         if current is None or blob.offset > current.end + GAP_BYTES or end - current.start > STANDARD.pack:
             if current is not None:
                 yield current
-            current = Range(pack, blob.offset, end)
+            current = Range(pack, blob.offset, end, size)
         current.end = max(current.end, end)
         current.targets.append(target)
     if current is not None:
@@ -123,7 +125,7 @@ def _collect(done: set[Future[int]], on_bytes: Callable[[int], None]) -> int:
 def _bring(store: Store, part: Range, sink: Sink) -> int:
     """Fetch one range, once more where a hash does not match: the line may have changed it, not the store."""
     for last in (False, True):
-        data = read(store, part.pack, part.start, part.end - part.start)
+        data = read(store, part.pack, part.start, part.end - part.start, part.size)
         if (bad := _wrong(part, data)) is None:
             break
         if last:
@@ -145,9 +147,9 @@ def _wrong(part: Range, data: memoryview) -> File | None:
     return None
 
 
-def read(store: Store, pack: str, start: int, length: int) -> memoryview:
-    """Read a stretch of a pack. Raises DamagedPack when it is not there or too short, CloudError."""
-    found = store.get_range(layout.pack(pack), start, length)
+def read(store: Store, pack: str, start: int, length: int, size: int) -> memoryview:
+    """Read a stretch of a pack of ``size`` bytes. Raises DamagedPack when it is not there or too short, CloudError."""
+    found = store.get_range(layout.pack(pack), start, length, whole=length == size)
     if found is None:
         raise DamagedPack(f"{layout.PACKS}/{pack} is missing", pack)
     data = memoryview(found)

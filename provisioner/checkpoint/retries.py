@@ -27,6 +27,8 @@ class Line:
         self.retries = 0
         self.create_refused = False
         """The store has refused a conditional write for good."""
+        self.ranges = True
+        """The store has not answered a ranged read with the whole object yet."""
         self._lock = threading.Lock()
         self._retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, Refusal) and error.again),

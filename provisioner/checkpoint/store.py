@@ -25,6 +25,7 @@ from provisioner.checkpoint.retries import Line
 from provisioner.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
+    from obstore import GetOptions
     from obstore.store import ClientConfig, RetryConfig
 
 __all__ = ["Buffer", "Credentials", "Store", "Stored", "open_store"]
@@ -87,24 +88,34 @@ class Store:
 
         return self._ask("read", key, attempt)
 
-    def get_range(self, key: str, start: int, length: int) -> Buffer | None:
+    def get_range(self, key: str, start: int, length: int, *, whole: bool = False) -> Buffer | None:
         """Return ``length`` bytes of an object from ``start`` on; None where there is no such object.
 
-        The bytes are not copied. Raises Unreachable, Unauthorized, and StoreError where the object ends before.
+        The bytes are not copied. ``whole`` says that this is all of the object: then no range is asked for. A server
+        that answers a range with the whole object (``rclone serve s3`` does) is asked for that from then on. Raises
+        Unreachable, Unauthorized, and StoreError where the object ends before.
         """
         if length == 0:
             return b"" if self.exists(key) else None
 
         def attempt() -> Buffer | None:
+            ranged = not whole and self._line.ranges
+            options: GetOptions = {"range": (start, start + length)} if ranged else {}
             try:
-                answer = obstore.get(self.raw, self._prefix + key, options={"range": (start, start + length)})
+                answer = obstore.get(self.raw, self._prefix + key, options=options)
                 data = answer.bytes()
             except FileNotFoundError:
                 return None
-            if len(data) == length:
-                return data
+            except refused.GenericError as error:
+                if not ranged or "NotPartial" not in str(error):
+                    raise
+                self._line.ranges = False
+                return attempt()
+            part = data if ranged else memoryview(data)[start : start + length]
+            if len(part) == length:
+                return part
             held = answer.meta["size"]
-            text = f"cannot read {self._name(key)}: {len(data)} bytes came where {length} were asked for"
+            text = f"cannot read {self._name(key)}: {len(part)} bytes came where {length} were asked for"
             raise Refusal(StoreError(text), again=held >= start + length)
 
         return self._ask("read", key, attempt)
