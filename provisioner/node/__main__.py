@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         boot = bootstrap.load(arguments.bootstrap)
         root = arguments.directory or arguments.bootstrap.resolve().parent / "node"
         lock = rooms.occupy(root)
-        supervisor = Supervisor(boot, root, echo=_say)
+        supervisor = Supervisor(boot, root, echo=_say, leave=os._exit)
     except FailoverError as error:
         _say(f"{error}. {error.hint}" if error.hint else str(error))
         return int(error.exit_code)

@@ -6,13 +6,24 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from provisioner.checkpoint.retention import Best, Policy
 from provisioner.checkpoint.store import Credentials
 from provisioner.errors import ConfigError
 from provisioner.model import JobRef
 
 VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A store and how to reach it. ``credentials`` None: the machine's own role, or what its environment holds."""
+
+    uri: str
+    endpoint: str | None = None
+    region: str | None = None
+    credentials: Credentials | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +44,10 @@ class Bootstrap:
     workdir_key: str | None = None
     steps: int | None = None
     every_s: float | None = None
-    keep: int = 3
+    stores: tuple[Access, ...] = ()
+    """The replicas, nearest first, and the job's own store in its place among them; it is the first if it is not."""
+    retention: Policy = field(default_factory=lambda: Policy(3))
+    sweep_after_s: float = 3600.0
     ttl_s: float | None = None
     deadline_ts: float | None = None
     heartbeat_s: float = 5.0
@@ -43,9 +57,15 @@ class Bootstrap:
     def secrets(self) -> list[str]:
         """Return every value that must not show in a log."""
         found = [self.token, *(value for name, value in self.env.items() if name in self.secret_names)]
-        if self.credentials:
-            found += [self.credentials.secret_access_key, self.credentials.session_token or ""]
+        for key in (self.credentials, *(store.credentials for store in self.stores)):
+            if key:
+                found += [key.secret_access_key, key.session_token or ""]
         return found
+
+    @property
+    def own_store(self) -> Access:
+        """Return the job's own store: the channel to the controller, and the first place of each checkpoint."""
+        return Access(self.store_uri, self.endpoint, self.region, self.credentials)
 
 
 def load(path: Path) -> Bootstrap:
@@ -67,32 +87,60 @@ def _parsed(raw: Mapping[str, Any]) -> Bootstrap:
     if raw["version"] != VERSION:
         raise ValueError("version")
     command = raw["command"]
-    store = raw["store"]
-    key = store.get("credentials")
+    store = _access(raw["store"])
     checkpoint = raw.get("checkpoint") or {}
     workdir = raw.get("workdir")
     return Bootstrap(
         job=JobRef(str(raw["job"]["name"]), str(raw["job"]["uid"])),
         epoch=int(raw["epoch"]),
         token=str(raw["token"]),
-        store_uri=str(store["uri"]),
-        endpoint=store.get("endpoint"),
-        region=store.get("region"),
-        credentials=Credentials(key["access_key_id"], key["secret_access_key"], key.get("session_token"))
-        if key
-        else None,
+        store_uri=store.uri,
+        endpoint=store.endpoint,
+        region=store.region,
+        credentials=store.credentials,
+        stores=tuple(_access(replica) for replica in raw.get("replicas") or ()),
+        retention=_retention(raw.get("retention") or {}),
+        sweep_after_s=float((raw.get("retention") or {}).get("sweep_after_s") or 3600.0),
         command=("bash", "-c", command) if isinstance(command, str) else tuple(str(word) for word in command),
         env={str(name): str(value) for name, value in (raw.get("env") or {}).items()},
         secret_names=frozenset(raw.get("secret_names") or ()),
         workdir_key=str(workdir["key"]) if workdir else None,
         steps=_optional(int, raw.get("steps")),
         every_s=_optional(float, checkpoint.get("every_s")),
-        keep=max(1, int(checkpoint.get("keep") or 3)),
         ttl_s=_optional(float, raw.get("ttl_s")),
         deadline_ts=_optional(float, raw.get("deadline_ts")),
         heartbeat_s=max(1.0, float(raw.get("heartbeat_s") or 5.0)),
         cloud=str(raw.get("cloud") or ""),
     )
+
+
+def _access(raw: Mapping[str, Any]) -> Access:
+    key = raw.get("credentials")
+    return Access(
+        uri=str(raw["uri"]),
+        endpoint=raw.get("endpoint"),
+        region=raw.get("region"),
+        credentials=Credentials(key["access_key_id"], key["secret_access_key"], key.get("session_token"))
+        if key
+        else None,
+    )
+
+
+def _retention(raw: Mapping[str, Any]) -> Policy:
+    best = raw.get("best")
+    return Policy(
+        last=int(raw.get("last") or 3),
+        every=_optional(int, raw.get("every")),
+        best=Best(str(best["metric"]), _mode(best["mode"]), int(best.get("count") or 1)) if best else None,
+    )
+
+
+def _mode(word: object) -> Literal["min", "max"]:
+    if word == "min":
+        return "min"
+    if word == "max":
+        return "max"
+    raise ValueError("mode")
 
 
 def _optional(kind: Any, value: object) -> Any:

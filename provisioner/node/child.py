@@ -37,9 +37,13 @@ class Child:
         """Send SIGTERM to the whole group: a shell between us and the training would not pass it on."""
         self._signal(signal.SIGTERM)
 
+    def strike(self) -> None:
+        """Send SIGKILL to the whole group, without a look back."""
+        self._signal(signal.SIGKILL)
+
     def kill(self) -> None:
         """Send SIGKILL to the whole group and wait for the command's end."""
-        self._signal(signal.SIGKILL)
+        self.strike()
         self._process.wait()
 
     def clean_up(self, timeout_s: float = 2.0) -> None:

@@ -6,14 +6,16 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from provisioner.checkpoint import layout, retention
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.save import Commit, Saver
 from provisioner.errors import Abandoned, CloudError, Fenced, Unstable
+from provisioner.node.metadata import Metadata
 
 LOOK_S = 1.0
 """How often the directory is read at least, in seconds; changes are noticed at once where the kernel tells them."""
@@ -40,26 +42,30 @@ class Committer:
         directory: Path,
         saver: Saver,
         *,
-        keep: int,
-        protect: tuple[Position, ...],
-        on_commit: Callable[[Commit], None],
+        policy: retention.Policy,
+        protect: Callable[[], Collection[Position]],
+        on_commit: Callable[[Commit, Path], None],
         on_fenced: Callable[[Fenced], None],
         report: Callable[[str], None],
     ) -> None:
-        """Start nothing yet. ``keep`` manifests stay in the store, and those of ``protect``."""
+        """Start nothing yet. What ``policy`` keeps stays in the store, and what ``protect`` names.
+
+        ``on_commit`` gets the commit and where its files lie.
+        """
         self.last: Commit | None = None
         self.busy = False
         """A save is going on."""
         self._directory = directory
         self._saver = saver
-        self._keep = keep
+        self._policy = policy
         self._protect = protect
         self._on_commit = on_commit
         self._on_fenced = on_fenced
         self._report = report
         self._handled: set[tuple[str, tuple[int, int]]] = set()
         self._strange: set[str] = set()
-        self._known: set[Position] = set()
+        self._known: dict[Position, Mapping[str, Any]] = {}
+        self._metadata = Metadata(report)
         self._failures = 0
         self._unstable = 0
         self._closing = threading.Event()
@@ -72,7 +78,9 @@ class Committer:
     def finish(self, timeout_s: float) -> bool:
         """Commit what is left, for ``timeout_s`` seconds at most; False when something did not make it."""
         self._closing.set()
-        self._thread.join(timeout_s)
+        until = time.monotonic() + timeout_s
+        while self._thread.is_alive() and not self._saver.cancel.is_set() and (left := until - time.monotonic()) > 0:
+            self._thread.join(min(0.2, left))
         if self._thread.is_alive():
             self._saver.cancel.set()
             self._thread.join(1.0)
@@ -80,7 +88,7 @@ class Committer:
         return self._newest() is None
 
     def abandon(self) -> None:
-        """Commit nothing more."""
+        """Commit nothing more. ``finish`` waits no longer."""
         self._saver.cancel.set()
         self._closing.set()
 
@@ -118,19 +126,19 @@ class Committer:
         return True
 
     def _commit(self, entry: _Entry) -> None:
-        commit = self._saver.save(entry.path, entry.step)
+        commit = self._saver.save(entry.path, entry.step, self._metadata.of(entry.path))
         self._handled.add((entry.path.name, entry.identity))
         self.last = commit
         self._failures = self._unstable = 0
-        self._on_commit(commit)
-        self._known.add(commit.position)
+        self._on_commit(commit, entry.path)
+        self._known[commit.position] = commit.manifest.metadata
         try:
             retention.prune(
                 self._saver.store,
                 self._saver.job,
-                self._keep,
+                self._policy,
                 newest=commit.position,
-                protect=self._protect,
+                protect=self._protect(),
                 known=self._known,
             )
         except CloudError as error:

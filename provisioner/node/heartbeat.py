@@ -10,7 +10,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from provisioner.checkpoint import layout
@@ -137,3 +137,13 @@ class Heartbeat:
         rest = SPACING_S - (self._monotonic() - self._last_write)
         if rest > 0:
             self._sleep(rest)
+
+
+def replica_bytes(before: Mapping[str, Any]) -> dict[str, int]:
+    """Return what an earlier heartbeat says was sent to each replica, by URI."""
+    listed = before.get("replicas")
+    return {
+        str(replica.get("uri")): int(replica["bytes"])
+        for replica in (listed if isinstance(listed, list) else [])
+        if isinstance(replica, dict) and isinstance(replica.get("bytes"), int)
+    }

@@ -55,6 +55,11 @@ class Rooms:
         """Remembers the command's process."""
         return self.root / "child.json"
 
+    def seeds(self) -> list[Path]:
+        """Return directories that may hold bytes of a checkpoint already. Nothing in them is trusted unseen."""
+        runs = [self.run, *(path for path in self.run.parent.iterdir() if path != self.run)]
+        return [path for run in runs for path in (run / "checkpoints", run / "restored") if path.is_dir()]
+
     def forget_earlier(self, *, keep_last: bool) -> None:
         """Remove what earlier runs left, but for the last one if ``keep_last``. What cannot be removed stays."""
         earlier = [path for path in self.run.parent.iterdir() if path != self.run and path.is_dir()]

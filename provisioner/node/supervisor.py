@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from provisioner.checkpoint import epochs, workdir
+from provisioner.checkpoint.copying import Copied
 from provisioner.checkpoint.restore import Restored, restore
 from provisioner.checkpoint.save import Commit, Saver
-from provisioner.checkpoint.store import Store, open_store
 from provisioner.errors import (
     Abandoned,
     CloudError,
@@ -26,14 +26,17 @@ from provisioner.errors import (
 )
 from provisioner.node import child as processes
 from provisioner.node import ending, environment, machine, notices, rooms
+from provisioner.node import heartbeat as heartbeats
 from provisioner.node.bootstrap import Bootstrap
-from provisioner.node.commits import Committer
+from provisioner.node.fencing import Eviction
 from provisioner.node.following import Follower
 from provisioner.node.heartbeat import Heartbeat
+from provisioner.node.keeping import Keeping
 from provisioner.node.logs import Log
 from provisioner.node.mailbox import Mailbox, Stop
 from provisioner.node.patience import patiently
 from provisioner.node.progress import Progress
+from provisioner.node.stores import Stores
 from provisioner.node.verdict import Ended, Result, Verdict, judge, may_have_been_stopped
 from provisioner.telemetry.events import EventLog, Redactor
 
@@ -58,34 +61,42 @@ class Supervisor:
         environ: Mapping[str, str] = os.environ,
         echo: Callable[[str], object] = lambda _line: None,
         clock: Callable[[], float] = time.time,
+        leave: Callable[[int], object] = lambda _code: None,
     ) -> None:
-        """Open nothing but the event log's path. ``echo`` gets the node's own lines; ``clock`` gives Unix seconds."""
+        """Open nothing but the event log's path. ``echo`` gets the node's own lines; ``clock`` gives Unix seconds.
+
+        ``leave`` ends this process at once with an exit code: what hangs must not keep a fenced node.
+        """
         self.boot = boot
         self.root = root
         self._environ = environ
         self._clock = clock
-        self._store = self._open(timeout_s=120, retry_s=60)
-        quick = self._open(timeout_s=8, retry_s=8)
-        once = self._open(timeout_s=8, retry_s=0)  # a heartbeat that takes longer is superseded anyway
+        self._stores = Stores(boot, environ)
+        self._store = self._stores.own(timeout_s=120, retry_s=60)
+        quick = self._stores.own(timeout_s=8, retry_s=8)
+        once = self._stores.own(timeout_s=8, retry_s=0)  # a heartbeat that takes longer is superseded anyway
         redact = Redactor(boot.secrets)
         self.events = EventLog(root / "events.jsonl", redact=redact, clock=clock)
         self.log = Log(root / "log.txt", quick, boot.epoch, redact=redact, echo=echo)
         self.mail = Mailbox()
         self.rooms = rooms.prepare(root, boot.epoch)
         self.progress = Progress(self.rooms.status_file, clock=clock)
+        self._leave = leave
+        self._evict = Eviction(self._on_fenced, self._leave_at_once)
         self.heartbeat = Heartbeat(
             once,
             boot.epoch,
             every_s=boot.heartbeat_s,
             sample=self._sample,
             fence=lambda: epochs.check(once, boot.epoch, boot.token),
-            on_fenced=self.mail.fenced,
+            on_fenced=self._evict,
             clock=clock,
         )
         self._distrust: set[str] = set()
         self._gpus = machine.Gpus()
         self._phase = "restoring"
-        self._committer: Committer | None = None
+        self._keeping: Keeping | None = None
+        self._child: processes.Child | None = None
         self._restored: Restored | None = None
         self._watcher: notices.Watcher | None = None
         self._ttl_end = environment.end_of_life(boot, environ, clock())
@@ -134,6 +145,7 @@ class Supervisor:
             self._note("fenced", str(fenced))
             self.heartbeat.stop()  # the store belongs to another node now
             self.log.stop()
+            self._evict.over()
             return ExitCode.COME_AGAIN
         except Exception as error:  # our own fault: the controller must hear of it, and the traceback must show
             self._note("broken", f"the node itself failed: {type(error).__name__}")
@@ -184,9 +196,12 @@ class Supervisor:
         self._note(
             "restored",
             f"restored step {found.position.step} of epoch {found.position.epoch} "
-            f"({found.total_bytes / 2**20:.1f} MiB in {found.seconds:.1f} s)",
+            f"({found.total_bytes / 2**20:.1f} MiB in {found.seconds:.1f} s, {found.fetched_bytes / 2**20:.1f} MiB of "
+            f"it fetched from {self._stores.name_of(found.store_uri)})",
             step=found.position.step,
             key=found.key,
+            uri=self._stores.name_of(found.store_uri),
+            fetched_bytes=found.fetched_bytes,
         )
 
     def _restore(self) -> Restored | None:
@@ -194,6 +209,8 @@ class Supervisor:
             self._store,
             self.boot.job,
             self.rooms.restored,
+            replicas=self._stores.nearest_first(self._store, self._say),
+            seeds=self.rooms.seeds(),
             report=self._say,
             cancel=self.mail.cancel,
             distrust=self._distrust,
@@ -202,8 +219,7 @@ class Supervisor:
     def _train(self) -> ExitCode:
         if self.mail.cancel.is_set():
             raise Abandoned("told to stop before the command was started")
-        protect = (self._restored.position,) if self._restored else ()
-        committer = self._committer = Committer(
+        keeping = self._keeping = Keeping(
             self.rooms.checkpoints,
             Saver(
                 self._store,
@@ -213,15 +229,17 @@ class Supervisor:
                 clock=self._clock,
                 distrust=frozenset(self._distrust),
             ),
-            keep=self.boot.keep,
-            protect=protect,
+            self._stores,
+            restored=self._restored,
+            bytes_before=heartbeats.replica_bytes(self.heartbeat.before),
             on_commit=self._on_commit,
-            on_fenced=self.mail.fenced,
+            on_copied=self._on_copied,
+            on_fenced=self._evict,
             report=self._say,
         )
-        committer.start()
+        keeping.start()
         self._phase = "training"
-        child = processes.start(
+        child = self._child = processes.start(
             self.boot.command,
             cwd=self.rooms.work,
             env=environment.of_child(self.boot, self.rooms, self._restored, self._environ),
@@ -236,18 +254,18 @@ class Supervisor:
             self.mail,
             tick=self._tick,
             own_stop=self._ttl,
-            upload_s=lambda: committer.last.seconds if committer.last else 0.0,
+            upload_s=lambda: keeping.last.seconds if keeping.last else 0.0,
             on_stop=self._on_stop,
             on_kill=lambda: self._note("killed", "the command did not end in time after SIGTERM; SIGKILL"),
         )
         try:
             stop = follower.until_end()
         except BaseException:
-            committer.abandon()
+            keeping.abandon()
             child.kill()
             child.clean_up()
             raise
-        return self._after(follower, committer, stop)
+        return self._after(follower, keeping, stop)
 
     def _tick(self) -> None:
         if self.progress.poll():
@@ -258,10 +276,12 @@ class Supervisor:
 
     def _on_stop(self, stop: Stop) -> None:
         self._phase = "stopping"
+        if self._keeping is not None:
+            self._keeping.hush()
         self._note("stopping", f"{stop.reason}: asking the command for a last checkpoint, {stop.left():.0f} s are left")
         self.heartbeat.hurry()
 
-    def _after(self, follower: Follower, committer: Committer, stop: Stop | None) -> ExitCode:
+    def _after(self, follower: Follower, keeping: Keeping, stop: Stop | None) -> ExitCode:
         code = follower.child.poll() or 0
         follower.child.clean_up()
         self.progress.poll()
@@ -271,20 +291,23 @@ class Supervisor:
             stop = follower.late_stop()
         self._phase = "saving"
         left = (stop.left() if stop else self._end_patience()) - 1.0
-        whole = committer.finish(max(1.0, left))
+        whole = keeping.finish(max(1.0, left))
         self.mail.first_stop()  # raises Fenced when the last commit met a newer epoch
+        for uri in keeping.finish_copies(stop.left() if stop else None):
+            self._note("uncopied", f"{uri} is left behind: the last checkpoint is not copied there")
+        self.mail.first_stop()
         verdict = judge(self._ended(code, stop))
         if not whole:
             self._note("uncommitted", "the last checkpoint did not reach the store; an older one will be restored")
             if verdict.result is Result.DONE:
                 verdict = Verdict(Result.STOPPED, "the last checkpoint could not be committed")
-        final, last = self.progress.furthest(), committer.last
+        final, last = self.progress.furthest(), keeping.last
         if verdict.result is Result.DONE and final is not None and (last is None or last.position.step < final):
             self._note("unsaved", f"the command ended at step {final} without a checkpoint of it")
         return self._finish(verdict, code=code)
 
     def _ended(self, code: int, stop: Stop | None) -> Ended:
-        last = self._committer.last if self._committer else None
+        last = self._keeping.last if self._keeping else None
         restored = self.progress.restored_step
         return Ended(
             code=code,
@@ -332,15 +355,19 @@ class Supervisor:
         )
 
     def _sample(self) -> dict[str, Any]:
-        committer = self._committer
-        last = committer.last if committer else None
-        saving = self._phase == "training" and committer is not None and committer.busy
+        keeping, restored = self._keeping, self._restored
+        last = keeping.last if keeping else None
+        saving = self._phase == "training" and keeping is not None and keeping.busy
         return {
             "phase": "saving" if saving else self._phase,
             "step": self.progress.step(),
             "restored_step": self.progress.restored_step,
             "first_step_at": self.progress.first_step_at,
             "last_commit": {"step": last.position.step, "key": last.key, "time": last.time} if last else None,
+            "restored_from": {"uri": self._stores.name_of(restored.store_uri), "bytes": restored.fetched_bytes}
+            if restored
+            else None,
+            "replicas": keeping.replicas() if keeping else [],
             "gpus": self._gpus.latest(),
             "disk": machine.disk(self.rooms.run),
         }
@@ -363,6 +390,29 @@ class Supervisor:
             seconds=round(commit.seconds, 3),
         )
         self.heartbeat.hurry()
+
+    def _on_copied(self, uri: str, copied: Copied) -> None:
+        step = copied.position.step
+        self._note(
+            "copied",
+            f"step {step} is copied to {uri} ({copied.bytes / 2**20:.1f} MiB sent, {copied.seconds:.1f} s)",
+            step=step,
+            uri=uri,
+            bytes=copied.bytes,
+            seconds=round(copied.seconds, 3),
+        )
+        self.heartbeat.hurry()
+
+    def _on_fenced(self, fenced: Fenced) -> None:
+        self.mail.fenced(fenced)
+        if self._keeping is not None:
+            self._keeping.abandon()
+
+    def _leave_at_once(self) -> None:
+        """Something hangs. The command must not train on, and this process must not write on."""
+        if self._child is not None:
+            self._child.strike()
+        self._leave(int(ExitCode.COME_AGAIN))
 
     def _on_notice(self, notice: notices.Notice) -> None:
         self.events.emit("notice", notice=notice.kind, deadline=notice.deadline)
@@ -400,19 +450,6 @@ class Supervisor:
         if seconds is not None:
             return patiently(call, seconds=seconds, cancel=None, by_role=by_role)
         return patiently(call, seconds=START_PATIENCE_S, cancel=self.mail.cancel, by_role=by_role)
-
-    def _open(self, *, timeout_s: float, retry_s: float) -> Store:
-        boot = self.boot
-        store = open_store(
-            boot.store_uri,
-            endpoint=boot.endpoint,
-            region=boot.region,
-            credentials=boot.credentials,
-            timeout_s=timeout_s,
-            retry_s=retry_s,
-            environ=self._environ,
-        )
-        return store.at(boot.job.name)
 
     def _say(self, line: str) -> None:
         self._note("line", line)
