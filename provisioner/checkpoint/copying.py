@@ -6,6 +6,7 @@ there already.
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import time
@@ -179,10 +180,10 @@ class _Copying:
     def _local(self, file: File, offset: int, blob: Blob) -> bytes | None:
         if self._entry is None:
             return None
-        path = self._entry.parent / file.path
+        path = f"{self._entry.parent}/{file.path}"
         data = bytearray(blob.length)
         try:
-            with open_file(Source(path, file.path, path.lstat())) as opened:
+            with open_file(Source(path, file.path, os.lstat(path))) as opened:
                 opened.read_into(memoryview(data), offset)
         except (OSError, Unstable):
             return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
 
 import blake3
@@ -188,9 +187,8 @@ def _check(manifest: Manifest) -> None:
         raise CorruptCheckpoint("its manifest names its entry with a path")
     seen: set[str] = set()
     for path in (item.path for group in (manifest.files, manifest.folders, manifest.links) for item in group):
-        parts = PurePosixPath(path).parts
-        clean = parts and parts[0] == manifest.entry and all(_is_plain(part) for part in parts)
-        if not clean or "/".join(parts) != path or path in seen:
+        parts = path.split("/")
+        if parts[0] != manifest.entry or not all(_is_plain(part) for part in parts) or path in seen:
             raise CorruptCheckpoint(f"its manifest holds a path that is refused: {path!r}")
         seen.add(path)
     for identity in manifest.packs:

@@ -34,9 +34,9 @@ STANDARD = Sizes()
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A regular file as it was found; ``name`` is its path below the checkpoint's root."""
+    """A regular file as it was found; ``name`` is its path below the checkpoint's root, ``path`` the one to open."""
 
-    path: Path
+    path: str
     name: str
     info: os.stat_result
 
@@ -83,7 +83,7 @@ def scan(entry: Path) -> Tree:
             path, name = pending.pop()
             info = os.lstat(path)
             if stat.S_ISREG(info.st_mode):
-                found.files.append(Source(Path(path), name, info))
+                found.files.append(Source(path, name, info))
             elif stat.S_ISLNK(info.st_mode):
                 found.links.append(Link(name, os.readlink(path)))  # noqa: PTH115 - the target as it stands
             elif stat.S_ISDIR(info.st_mode):
