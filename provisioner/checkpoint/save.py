@@ -60,7 +60,7 @@ class Saver:
     clock: Callable[[], float] = time.time
     cancel: threading.Event = field(default_factory=threading.Event)
     distrust: frozenset[str] = frozenset()
-    """Ids of packs that the store holds damaged: what is in them is sent again when it is needed."""
+    """Ids of packs that may be damaged in the store: what is in them is sent again when it is needed."""
     sizes: Sizes = STANDARD
     _known: dict[bytes, tuple[str, int]] | None = field(default=None, init=False)
     """Where the newest checkpoint has its blobs: hash -> (pack, offset)."""
@@ -98,7 +98,8 @@ class Saver:
             replace=worth_replacing(manifest, self.sizes),
             sizes=self.sizes,
         )
-        self._remember(manifest)
+        self._remember(manifest, manifest.packs)
+        self._there.clear()  # one of them may be gone by now; what this checkpoint has is known
         return Commit(
             key=layout.manifest(manifest.position),
             position=manifest.position,
@@ -114,11 +115,13 @@ class Saver:
         """Find out, once, what the store holds: the newest checkpoint, and packs of a save that was cut short."""
         if self._known is None:
             lost = condemned(self.store) | self.distrust
+            there = {}
             for stored in self.store.objects(layout.PACKS):
                 identity = layout.pack_of(stored.key)
                 if identity and identity not in lost:
+                    there[identity] = stored.size
                     self._there[identity.partition("-")[0]] = identity, stored.size
-            self._remember(self._newest(), {identity for identity, _ in self._there.values()})
+            self._remember(self._newest(), there)
         return self._known or {}
 
     def _newest(self) -> Manifest | None:
@@ -130,11 +133,12 @@ class Saver:
                 continue
         return None
 
-    def _remember(self, manifest: Manifest | None, there: set[str] | None = None) -> None:
+    def _remember(self, manifest: Manifest | None, there: Mapping[str, int]) -> None:
+        """Keep where a checkpoint has its blobs, as far as ``there`` has the packs at their size."""
         self._known = {}
         self._sizes = dict(manifest.packs) if manifest else {}
         for _, _, blob in manifest.stored() if manifest else ():
-            if there is None or blob.pack in there:
+            if there.get(blob.pack) == self._sizes[blob.pack]:
                 self._known[bytes.fromhex(blob.digest)] = blob.pack, blob.offset
 
     def _told_to_stop(self) -> None:
