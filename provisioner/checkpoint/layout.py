@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from provisioner.errors import ConfigError
+
 SPEC = "spec.json"
 DONE = "done.json"
 EPOCHS = "epochs"
@@ -14,7 +16,7 @@ CHECKPOINTS = "checkpoints"
 RUNTIME = "runtime"
 WORKDIR = "workdir"
 
-_MANIFEST = re.compile(r"checkpoints/(\d{12})-(\d{6})\.json")
+_MANIFEST = re.compile(r"checkpoints/([0-9]{12})-([0-9]{6})\.json")
 _PACK = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}")
 _STEP = re.compile(r"(\d{1,12})(?:\.[A-Za-z][A-Za-z0-9]*)*")
 _UNFINISHED = (".tmp", ".part", ".partial")
@@ -74,7 +76,12 @@ def pack_of(key: str) -> str | None:
 
 
 def manifest(position: Position) -> str:
-    """Return the key of a checkpoint's manifest."""
+    """Return the key of a checkpoint's manifest. Raises ConfigError for numbers that have no place in a key."""
+    if not (0 <= position.step < 10**12 and 0 <= position.epoch < 10**6):
+        raise ConfigError(
+            f"step {position.step} of epoch {position.epoch} cannot be saved",
+            hint="steps have at most 12 digits, epochs 6, and none is negative",
+        )
     return f"{CHECKPOINTS}/{position.step:012d}-{position.epoch:06d}.json"
 
 

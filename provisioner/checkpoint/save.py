@@ -72,9 +72,12 @@ class Saver:
     ) -> Commit:
         """Save ``entry`` (a file or directory) as the checkpoint of ``step``. ``metadata`` holds JSON values.
 
-        Raises Unstable, Abandoned, Fenced, CloudError, OSError. Whatever it raises, nothing is committed.
+        Raises ConfigError for a step that has no place in a key, Unstable, Abandoned, Fenced, CloudError, OSError.
+        Whatever it raises, nothing is committed; where the answer to the last write was lost, it may be there all the
+        same, whole or passed over by restores.
         """
         start = time.monotonic()
+        key = layout.manifest(Position(self.epoch, step))
         tree = scan(entry)
         known = self._look_around()
         with Packer(
@@ -101,7 +104,7 @@ class Saver:
         self._remember(manifest, manifest.packs)
         self._there.clear()  # one of them may be gone by now; what this checkpoint has is known
         return Commit(
-            key=layout.manifest(manifest.position),
+            key=key,
             position=manifest.position,
             entry=entry.name,
             total_bytes=manifest.size,

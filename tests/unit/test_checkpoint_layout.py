@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.layout import Position
+from provisioner.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -41,9 +42,23 @@ def test_a_manifests_key_says_where_it_stands(position):
 
 def test_keys_that_are_no_manifests_have_no_position():
     assert layout.position("checkpoints/x.json") is None
-    assert layout.position("chunks/000000000001-000001.json") is None
+    assert layout.position("packs/000000000001-000001.json") is None
+    assert layout.position("checkpoints/000000000001-000001.json.tmp") is None
+    assert layout.position("checkpoints/00000000000\N{ARABIC-INDIC DIGIT ONE}-000001.json") is None, (
+        "digits of other scripts make no key"
+    )
 
 
-def test_a_chunk_key_takes_nothing_but_a_hash():
+def test_a_pack_key_takes_nothing_but_the_id_of_one_and_gives_it_back():
     with pytest.raises(ValueError, match="owner"):
-        layout.chunk("../epochs/1/owner.json")
+        layout.pack("../epochs/1/owner.json")
+    identity = f"{'0a' * 16}-{'9f' * 4}"
+    assert layout.pack_of(layout.pack(identity)) == identity
+    for key in (f"packs/{identity}\n", f"packs/{identity.upper()}", f"packs/x/{identity}", "packs/x", identity):
+        assert layout.pack_of(key) is None
+
+
+@pytest.mark.parametrize("wrong", [Position(1, -1), Position(-1, 1), Position(1, 10**12), Position(10**6, 1)])
+def test_a_place_whose_key_could_not_be_read_back_is_refused(wrong):
+    with pytest.raises(ConfigError, match=r"-1|1000000"):
+        layout.manifest(wrong)
