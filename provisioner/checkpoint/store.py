@@ -7,37 +7,38 @@ each, without the store's own text: S3 puts the access key id into some of its a
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from urllib.parse import quote
 
 import obstore
 from obstore import exceptions as refused
-from obstore.store import GCSStore, LocalStore, MemoryStore, S3Store
+from obstore.store import LocalStore, MemoryStore
 
 from provisioner.checkpoint.credentials import Credentials
+from provisioner.checkpoint.opening import Opened, opened
 from provisioner.checkpoint.refusals import Refusal, understood
 from provisioner.checkpoint.retries import Line
-from provisioner.errors import ConfigError, StoreError
+from provisioner.errors import StoreError
 
 if TYPE_CHECKING:
     from obstore import GetOptions
-    from obstore.store import ClientConfig, RetryConfig
+
+    from provisioner.checkpoint.credentials import Renewed
 
 __all__ = ["Buffer", "Credentials", "Store", "Stored", "open_store"]
 
 T = TypeVar("T")
-Raw: TypeAlias = S3Store | GCSStore | LocalStore | MemoryStore
 Buffer: TypeAlias = bytes | bytearray | memoryview | obstore.Bytes
 
 DELETES_AT_ONCE = 16
 """Objects are removed one a request: bulk removal is not known to every store that speaks S3."""
-
-_VIRTUAL_HOST_ONLY = (".aliyuncs.com", ".myqcloud.com", ".amazonaws.com", ".amazonaws.com.cn")
+LONG_WRITE_BYTES = 256 * 1024
+"""A shorter body is sent at once, and an answer must begin to come soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,13 @@ class Stored:
 class Store:
     """Keys and bytes under one prefix. Every method has deadlines and retries; safe to use from several threads."""
 
-    def __init__(self, raw: Raw, uri: str, prefix: str = "", line: Line | None = None) -> None:
-        """Wrap an obstore store; ``uri`` is for messages only, ``prefix`` ends in ``/`` or is empty."""
-        self.raw = raw
+    def __init__(self, place: Opened, uri: str, prefix: str, line: Line) -> None:
+        """Use ``open_store``. ``uri`` is for messages only, ``prefix`` ends in ``/`` or is empty."""
         self.uri = uri
+        self._place = place
+        self._raw = place.quick
         self._prefix = prefix
-        self._line = line or Line(0)
+        self._line = line
 
     def __repr__(self) -> str:
         """Name the place, not the key."""
@@ -73,16 +75,21 @@ class Store:
         """How many of ``requests`` repeated one that had failed."""
         return self._line.retries
 
+    @property
+    def create_refused(self) -> bool:
+        """Whether the store has refused a conditional write: ``create`` is not tried again then."""
+        return self._line.create_refused
+
     def at(self, folder: str) -> Store:
         """Return the store below ``folder``, e.g. the job's name. It shares the counters."""
-        return Store(self.raw, f"{self.uri.rstrip('/')}/{folder}", f"{self._prefix}{folder}/", self._line)
+        return Store(self._place, f"{self.uri.rstrip('/')}/{folder}", f"{self._prefix}{folder}/", self._line)
 
     def get(self, key: str) -> bytes | None:
         """Return an object, or None where there is none. Raises Unreachable, Unauthorized, StoreError."""
 
         def attempt() -> bytes | None:
             try:
-                return obstore.get(self.raw, self._prefix + key).bytes().to_bytes()
+                return obstore.get(self._raw, self._prefix + key).bytes().to_bytes()
             except FileNotFoundError:
                 return None
 
@@ -102,7 +109,7 @@ class Store:
             ranged = not whole and self._line.ranges
             options: GetOptions = {"range": (start, start + length)} if ranged else {}
             try:
-                answer = obstore.get(self.raw, self._prefix + key, options=options)
+                answer = obstore.get(self._raw, self._prefix + key, options=options)
                 data = answer.bytes()
             except FileNotFoundError:
                 return None
@@ -125,7 +132,7 @@ class Store:
 
         def attempt() -> bool:
             try:
-                obstore.head(self.raw, self._prefix + key)
+                obstore.head(self._raw, self._prefix + key)
             except FileNotFoundError:
                 return False
             return True
@@ -137,8 +144,13 @@ class Store:
 
         Buffers must stay as they are until this returns. Raises Unreachable, Unauthorized, StoreError.
         """
+        body: Buffer | list[Buffer]
         body = data if isinstance(data, bytes | bytearray | memoryview | obstore.Bytes) else list(data)
-        self._ask("write", key, lambda: obstore.put(self.raw, self._prefix + key, body, use_multipart=False))
+        size = sum(map(len, body)) if isinstance(body, list) else len(body)
+        raw = self._place.patient if size > LONG_WRITE_BYTES else self._raw
+        if isinstance(raw, MemoryStore):  # it would keep the caller's buffers, which are used again
+            body = b"".join(body) if isinstance(body, list) else bytes(body)
+        self._ask("write", key, lambda: obstore.put(raw, self._prefix + key, body, use_multipart=False))
 
     def create(self, key: str, data: bytes) -> bool:
         """Write an object only if there is none; False: the store says that there is one.
@@ -152,7 +164,7 @@ class Store:
 
         def attempt() -> bool:
             try:
-                obstore.put(self.raw, self._prefix + key, data, mode="create", use_multipart=False)
+                obstore.put(self._raw, self._prefix + key, data, mode="create", use_multipart=False)
             except refused.AlreadyExistsError:
                 return False
             return True
@@ -164,7 +176,7 @@ class Store:
 
         def attempt() -> list[Stored]:
             found: list[Stored] = []
-            for number, page in enumerate(obstore.list(self.raw, self._prefix + folder, chunk_size=1000)):
+            for number, page in enumerate(obstore.list(self._raw, self._prefix + folder, chunk_size=1000)):
                 self._line.count(requests=int(number > 0))
                 found += [
                     Stored(meta["path"].removeprefix(self._prefix), meta["size"], meta["last_modified"].timestamp())
@@ -176,7 +188,7 @@ class Store:
 
     def folders(self, folder: str) -> list[str]:
         """List the names directly below ``folder`` that have something below them. Raises as ``get``."""
-        listed = self._ask("list", folder, lambda: obstore.list_with_delimiter(self.raw, self._prefix + folder))
+        listed = self._ask("list", folder, lambda: obstore.list_with_delimiter(self._raw, self._prefix + folder))
         return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in listed["common_prefixes"])
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -201,11 +213,13 @@ class Store:
         A directory gives a ``file://`` link, which never ends. Raises StoreError where the store has no links.
         """
         path = self._prefix + key
-        raw = self.raw
+        raw = self._raw
         if isinstance(raw, LocalStore):
             return f"{self.raw_uri().rstrip('/')}/{path}"
         if isinstance(raw, MemoryStore):
             raise StoreError(f"{self.uri}: memory has no links", hint="use file:// or s3://")
+        if self._place.plain_links:
+            return f"{self._place.plain_links}/{quote(path)}"
         return self._ask("sign", key, lambda: obstore.sign(raw, "GET", path, timedelta(seconds=expires_s)))
 
     def raw_uri(self) -> str:
@@ -215,7 +229,7 @@ class Store:
     def _delete(self, key: str) -> None:
         def attempt() -> None:
             try:
-                obstore.delete(self.raw, self._prefix + key)
+                obstore.delete(self._raw, self._prefix + key)
             except FileNotFoundError:
                 return
 
@@ -230,7 +244,7 @@ class Store:
             try:
                 return attempt()
             except (Refusal, refused.BaseError, OSError, ValueError) as error:
-                refusal = understood(error, f"cannot {verb} {self._name(key)}")
+                refusal = understood(error, f"cannot {verb} {self._name(key)}", self._place.bucket_in_host)
             if verb == "create" and refusal.status in {400, 501}:
                 self._line.create_refused = True
             raise refusal
@@ -243,95 +257,18 @@ def open_store(
     *,
     endpoint: str | None = None,
     region: str | None = None,
-    credentials: Credentials | None = None,
+    credentials: Credentials | Renewed | None = None,
     timeout_s: float = 120.0,
     retry_s: float = 60.0,
     environ: Mapping[str, str] = os.environ,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Store:
     """Open ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``file:///directory`` or ``memory://``.
 
-    No request is made. ``credentials`` None means the environment's key or the machine's own role. ``timeout_s`` is
-    for one request, ``retry_s`` for all its tries together (0: one try). Raises ConfigError for another URI.
+    No request is made. ``credentials`` None means the environment's key or the machine's own role, which is renewed
+    as it ends. ``timeout_s`` is for one request, ``retry_s`` for all its tries together (0: one try); no try begins
+    after it. Raises ConfigError for another URI or a key that cannot be read, StoreError for a directory that cannot
+    be made.
     """
-    parts = urlsplit(uri)
-    line = Line(retry_s)
-    retry: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=retry_s)}
-    client: ClientConfig = {"timeout": timedelta(seconds=timeout_s), "connect_timeout": timedelta(seconds=5)}
-    prefix = parts.path.strip("/")
-    prefix = f"{prefix}/" if prefix else ""
-    if parts.scheme == "s3" and parts.netloc:
-        config, extra = _s3(parts.netloc, endpoint=endpoint, region=region, credentials=credentials, environ=environ)
-        return Store(
-            S3Store(parts.netloc, config=config, client_options={**client, **extra}, retry_config=retry),
-            uri,
-            prefix,
-            line,
-        )
-    if parts.scheme == "gs" and parts.netloc:
-        gcs: dict[str, Any] = {"base_url": endpoint} if endpoint else {}
-        if endpoint and endpoint.startswith("http://"):
-            client["allow_http"] = True
-        return Store(
-            GCSStore(parts.netloc, config=gcs or None, client_options=client, retry_config=retry),  # type: ignore[arg-type]
-            uri,
-            prefix,
-            line,
-        )
-    if parts.scheme == "file" and parts.path.startswith("/") and not parts.netloc:
-        return Store(_directory(parts.path, uri), uri, "", line)
-    if parts.scheme == "memory":
-        return Store(MemoryStore(), uri, prefix, line)
-    raise ConfigError(f"{uri}: no such store", hint="write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or file:///DIRECTORY")
-
-
-def _directory(path: str, uri: str) -> LocalStore:
-    """Open a directory, which is made. Raises StoreError."""
-    try:
-        Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
-        return LocalStore(path)
-    except (OSError, ValueError, refused.BaseError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise StoreError(f"{uri}: {reason}", hint="name a directory that can be written") from None
-
-
-def _s3(
-    bucket: str,
-    *,
-    endpoint: str | None,
-    region: str | None,
-    credentials: Credentials | None,
-    environ: Mapping[str, str],
-) -> tuple[Any, ClientConfig]:
-    """Return obstore's configuration for a bucket: address style, key or role, plain HTTP only where asked for."""
-    client: ClientConfig = {}
-    endpoint = endpoint or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
-    config: dict[str, Any] = {
-        "region": region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1",
-        "disable_bulk_delete": True,
-    }
-    if endpoint:
-        config["endpoint"], config["virtual_hosted_style_request"] = _address(bucket, endpoint.rstrip("/"))
-        if endpoint.startswith("http://"):
-            client["allow_http"] = True
-    else:
-        # A bucket with dots has no certificate of its own under *.s3.amazonaws.com.
-        config["virtual_hosted_style_request"] = "." not in bucket
-    if credentials is not None:
-        config["access_key_id"] = credentials.access_key_id
-        config["secret_access_key"] = credentials.secret_access_key
-        if credentials.session_token:
-            config["session_token"] = credentials.session_token
-    elif metadata := environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
-        config["metadata_endpoint"] = metadata.rstrip("/")
-    return config, client
-
-
-def _address(bucket: str, endpoint: str) -> tuple[str, bool]:
-    """Return the endpoint to use and whether the bucket stands in the host name. Some services refuse paths."""
-    parts = urlsplit(endpoint)
-    host = parts.hostname or ""
-    if host.startswith(f"{bucket}."):
-        return endpoint, True
-    if host.endswith(_VIRTUAL_HOST_ONLY) and "." not in bucket:
-        return parts._replace(netloc=f"{bucket}.{parts.netloc}").geturl(), True
-    return endpoint, False
+    place = opened(uri, endpoint=endpoint, region=region, credentials=credentials, timeout_s=timeout_s, environ=environ)
+    return Store(place, uri, place.prefix, Line(retry_s, sleep))
