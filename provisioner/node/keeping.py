@@ -50,7 +50,7 @@ class Keeping:
             [
                 Replica(
                     access.uri,
-                    lambda access=access: stores.open_replica(access),  # type: ignore[misc]
+                    lambda access=access: stores.for_copies(access),  # type: ignore[misc]
                     saver.store,
                     rules,
                     bytes_before=bytes_before.get(access.uri, 0),

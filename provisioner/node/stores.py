@@ -9,9 +9,10 @@ from provisioner.checkpoint.store import Store, open_store
 from provisioner.errors import CloudError, ConfigError
 from provisioner.node.bootstrap import Access, Bootstrap
 
-REPLICA_TIMEOUT_S = 60.0
-REPLICA_RETRY_S = 10.0
-"""A replica that does not answer is passed over sooner than the job's own store, in seconds."""
+COPY_TIMEOUT_S = 60.0
+RESTORE_TIMEOUT_S = 20.0
+RETRY_S = 15.0
+"""A replica that does not answer is given up sooner than the job's own store, in seconds; a restore waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ class Stores:
         """Return the replicas, nearest first."""
         return [access for access in self.boot.stores if not self._is_own(access)]
 
-    def open_replica(self, access: Access) -> Store:
-        """Open one. Raises ConfigError, StoreError."""
-        return self._open(access, REPLICA_TIMEOUT_S, REPLICA_RETRY_S)
+    def for_copies(self, access: Access) -> Store:
+        """Open a replica to write to. Raises ConfigError, StoreError."""
+        return self._open(access, COPY_TIMEOUT_S, RETRY_S)
 
     def nearest_first(self, own: Store, report: Callable[[str], None]) -> list[Store]:
         """Return where to restore from: the replicas, and ``own`` in its place among them.
@@ -41,7 +42,7 @@ class Stores:
         found = []
         for access in self.boot.stores:
             try:
-                found.append(own if self._is_own(access) else self.open_replica(access))
+                found.append(own if self._is_own(access) else self._open(access, RESTORE_TIMEOUT_S, RETRY_S))
             except (CloudError, ConfigError) as error:
                 report(f"the replica {access.uri} is passed over: {error}")
         return found
