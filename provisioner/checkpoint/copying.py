@@ -76,6 +76,28 @@ def copy(
     return Copied(layout.manifest(position), position, sent + repaired, len(wanted), time.monotonic() - start)
 
 
+def outstanding(target: Store, manifest: Manifest) -> int:
+    """Return how many bytes of a checkpoint's packs ``target`` does not have. Raises CloudError."""
+    there = _there(target)
+    return sum(size for identity, size in manifest.packs.items() if (_content(identity), size) not in there)
+
+
+def _content(identity: str) -> str:
+    """Return the part of a pack's id that says what is in it."""
+    return identity.partition("-")[0]
+
+
+def _there(store: Store) -> dict[tuple[str, int], str]:
+    """Return the packs that may be referred to, by content and size."""
+    doomed = condemned(store)
+    there: dict[tuple[str, int], str] = {}
+    for stored in store.objects(layout.PACKS):
+        identity = layout.pack_of(stored.key)
+        if identity and identity not in doomed:
+            there[_content(identity), stored.size] = identity
+    return there
+
+
 def _loaded(store: Store, position: Position, job: JobRef | None) -> Manifest | None:
     try:
         return load(store, position, job)
@@ -114,16 +136,11 @@ class _Copying:
 
     def names(self) -> tuple[dict[str, str], list[str]]:
         """Return what each pack is called in the target, and those that have to go there."""
-        doomed = condemned(self._target)
-        there: dict[tuple[str, int], str] = {}
-        for stored in self._target.objects(layout.PACKS):
-            identity = layout.pack_of(stored.key)
-            if identity and identity not in doomed:
-                there[identity.partition("-")[0], stored.size] = identity
+        there = _there(self._target)
         names: dict[str, str] = {}
         wanted = []
         for identity, size in self._manifest.packs.items():
-            content = identity.partition("-")[0]
+            content = _content(identity)
             name = there.get((content, size))
             if name is None:
                 name = there[content, size] = f"{content}-{secrets.token_hex(4)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -106,7 +106,8 @@ def fetch(
                 if len(pending) > 2 * threads:
                     done, pending = wait(pending, return_when=FIRST_COMPLETED)
                     fetched += _collect(done, on_bytes)
-            fetched += _collect(wait(pending).done, on_bytes)
+            for future in as_completed(pending):
+                fetched += _collect({future}, on_bytes)
         except BaseException:
             stop.set()
             raise

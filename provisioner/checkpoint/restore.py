@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from provisioner.checkpoint import layout
-from provisioner.checkpoint.fetch import DamagedPack, fetch, ranges
+from provisioner.checkpoint.fetch import fetch, ranges
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.manifest import File, Manifest, decode
 from provisioner.checkpoint.seeds import Seeds
@@ -25,6 +25,8 @@ from provisioner.model import JobRef
 RESERVE_BYTES = 64 * 1024 * 1024
 """What a restore leaves free on the disk."""
 THREADS = 16
+SCRATCH = ".failover-pull-"
+"""How the name of a directory begins in which a pull gathers what it brings; the process id follows."""
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), from the caller's thread."""
 
@@ -81,9 +83,9 @@ def restore(
     """Bring the newest valid checkpoint of the job into a fresh directory below ``directory``; None when there is none.
 
     ``replicas`` are asked in their order, nearest first; ``store`` comes first unless it stands among them. What does
-    not match is passed over with a line to ``report``; the ids of damaged packs of ``store`` go into ``distrust``, for
-    the saves that follow. ``seeds`` are local directories whose blobs need not be fetched. ``position`` restores that
-    checkpoint or nothing.
+    not match is passed over with a line to ``report``; the ids of the packs of such a checkpoint in ``store`` go into
+    ``distrust``, for the saves that follow. ``seeds`` are local directories whose blobs need not be fetched.
+    ``position`` restores that checkpoint or nothing.
 
     Raises DiskFull, Abandoned, CloudError, OSError.
     """
@@ -98,6 +100,7 @@ def restore(
             if candidate not in found.get(source, ()):
                 continue
             label = layout.manifest(candidate) if source is store else f"{source.uri}/{layout.manifest(candidate)}"
+            manifest = None
             try:
                 manifest = load(source, candidate, job)
                 if manifest is None:
@@ -114,8 +117,8 @@ def restore(
                     progress=progress,
                 )
             except CorruptCheckpoint as error:
-                if isinstance(error, DamagedPack) and distrust is not None and source is store:
-                    distrust.add(error.identity)
+                if manifest is not None and distrust is not None and source is store:
+                    distrust.update(manifest.packs)  # one is damaged, and nobody has looked at the others
                 report(f"{label} is not usable ({error}); taking the next one")
             except CloudError as error:
                 report(f"{label} cannot be read ({error})")
@@ -189,16 +192,18 @@ def pull(
 ) -> Restored:
     """Bring one checkpoint to ``target``: the file or directory that was saved gets that name, once it is whole.
 
+    Until then it lies in a hidden directory, beside or, where that cannot be, inside the target.
+
     Raises ConfigError when something is there, DiskFull, DamagedPack, CorruptCheckpoint, Abandoned, CloudError,
     OSError.
     """
     start = time.monotonic()
     target = target.absolute()
-    if os.path.lexists(target) and not (target.is_dir() and not target.is_symlink() and not any(target.iterdir())):
-        raise ConfigError(f"{target}: is there already", hint="name a directory that is empty or not there")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    look_for_room(manifest, target.parent, shutil.disk_usage(target.parent).free)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    refuse_taken(target)
+    base = scratch_base(target)
+    base.mkdir(parents=True, exist_ok=True)
+    look_for_room(manifest, base, shutil.disk_usage(base).free)
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-", dir=base))
     try:
         fetched = write(
             store,
@@ -209,9 +214,7 @@ def pull(
             threads=threads,
             progress=progress,
         )
-        if target.is_dir() and not (unfinished / manifest.entry).is_dir():
-            target.rmdir()
-        (unfinished / manifest.entry).rename(target)
+        _hand_over(unfinished / manifest.entry, target, inside=base == target)
     finally:
         remove(unfinished)
     return Restored(
@@ -224,6 +227,47 @@ def pull(
         seconds=time.monotonic() - start,
         store_uri=store.uri,
     )
+
+
+def refuse_taken(target: Path) -> None:
+    """Raise ConfigError when something is at the target, be it a link to nowhere. An empty directory is fine."""
+    if os.path.lexists(target) and not (target.is_dir() and not target.is_symlink() and not any(target.iterdir())):
+        raise ConfigError(f"{target}: is there already", hint="name a directory that is empty or not there")
+
+
+def scratch_base(target: Path) -> Path:
+    """Return where ``pull`` gathers what it brings. A mount point, and where we stand, cannot be replaced."""
+    within = target.is_dir() and (target.is_mount() or target.samefile(Path.cwd()))
+    return target if within else target.parent
+
+
+def _hand_over(entry: Path, target: Path, *, inside: bool) -> None:
+    """Give what was brought its final name, or its parts their final place."""
+    if not entry.is_dir() or entry.is_symlink():
+        if inside:
+            raise ConfigError(f"{target}: is a directory, and the checkpoint is a file", hint="name a file")
+        if target.is_dir():
+            target.rmdir()
+        entry.rename(target)
+        return
+    mode = entry.stat().st_mode
+    entry.chmod(0o700)  # a directory that cannot be written cannot be moved
+    if inside:
+        for child in entry.iterdir():
+            _move(child, target / child.name)
+    else:
+        entry.rename(target)
+    target.chmod(mode & 0o777)
+
+
+def _move(entry: Path, target: Path) -> None:
+    if entry.is_symlink() or not entry.is_dir():
+        entry.rename(target)
+        return
+    mode = entry.stat().st_mode
+    entry.chmod(0o700)
+    entry.rename(target)
+    target.chmod(mode & 0o777)
 
 
 def look_for_room(manifest: Manifest, directory: Path, free: int) -> None:

@@ -26,6 +26,7 @@ from provisioner.errors import CorruptCheckpoint, StoreError
 GRACE_S = 3600.0
 _LIST = ".json"
 _CLOCK = ".clock"
+_CLOCK_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def sweep(store: Store, *, grace_s: float = GRACE_S, dry_run: bool = False) -> S
     spare = there.keys() - named - doomed
     if not spare and not lists:
         return Swept(kept=len(there), kept_bytes=_bytes(there, there))
-    now = time.time() if dry_run else _now(store)
+    now = time.time() if dry_run else store_time(store)
 
     def is_old(stored: Stored) -> bool:
         return grace_s <= 0 or now - stored.modified >= grace_s
@@ -123,15 +124,20 @@ def _lists(store: Store) -> list[tuple[Stored, list[str]]]:
     ]
 
 
-def _now(store: Store) -> float:
-    """Return the store's own time, in Unix seconds: that of an object written now."""
+def store_time(store: Store) -> float:
+    """Return the store's own time, in Unix seconds: that of an object written now. Raises CloudError."""
     key = f"{layout.SWEEPS}/{secrets.token_hex(8)}{_CLOCK}"
-    store.put(key, b"")
-    return max(stored.modified for stored in store.objects(layout.SWEEPS) if stored.key == key)
+    for _ in range(_CLOCK_TRIES):
+        store.put(key, b"")
+        times = [stored.modified for stored in store.objects(layout.SWEEPS) if stored.key == key]
+        if times:
+            store.delete([key])
+            return times[0]
+    raise StoreError(f"{store.uri}/{key}: written, but never listed")  # or cleared away by as many other sweeps
 
 
 def _drop_lists(store: Store, lists: list[tuple[Stored, list[str]]]) -> None:
-    """Remove the lists of which nothing is left in the store, and what ``_now`` wrote, here or in a sweep that died."""
+    """Remove the lists of which nothing is left in the store, and what ``store_time`` left in a sweep that died."""
     there = _packs(store)
     clocks = [stored.key for stored in store.objects(layout.SWEEPS) if stored.key.endswith(_CLOCK)]
     store.delete([*clocks, *(stored.key for stored, ids in lists if not any(identity in there for identity in ids))])

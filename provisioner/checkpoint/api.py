@@ -1,0 +1,378 @@
+"""Checkpoints for everybody's code: save a file or directory to a store, list, restore, verify, remove, copy.
+
+    with CheckpointStore("s3://bucket/my-run") as store:
+        store.save("out/step-400", metadata={"val_loss": 0.31})
+        store.restore("resume-from")
+
+The URI is the root itself. That of a job of failover.yaml is ``<checkpoint.store>/<job.name>``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+from provisioner.checkpoint import copying, epochs, inputs, layout, sweep, usage
+from provisioner.checkpoint.copying import Copied
+from provisioner.checkpoint.credentials import Credentials
+from provisioner.checkpoint.inputs import Where
+from provisioner.checkpoint.layout import Position
+from provisioner.checkpoint.listing import Checkpoint, Verified, described, listed, verified
+from provisioner.checkpoint.restore import Restored, committed, load, pull, refuse_taken
+from provisioner.checkpoint.save import Commit, Saver
+from provisioner.checkpoint.store import Store, open_store
+from provisioner.checkpoint.sweep import Swept
+from provisioner.errors import ConfigError, CorruptCheckpoint, StoreError
+from provisioner.model import JobRef
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all), from the thread that does the work."""
+
+_LOG = logging.getLogger("provisioner.checkpoint")
+
+
+class CheckpointStore:
+    """The checkpoints below one URI. Safe to use from several threads; saves take turns.
+
+    Every method may raise Unauthorized, Unreachable or StoreError, when the store refuses, does not answer, or holds
+    no such checkpoint. Sizes are bytes, times seconds; a point in time is in Unix seconds. ``cancel``, an event set
+    from another thread, ends a method with Abandoned, once the requests under way are done; nothing half-done stays.
+    """
+
+    def __init__(
+        self,
+        uri: str | Store,
+        *,
+        endpoint: str | None = None,
+        region: str | None = None,
+        credentials: Credentials | None = None,
+        job: JobRef | None = None,
+        epoch: int | None = None,
+        report: Callable[[str], None] = _LOG.warning,
+    ) -> None:
+        """Make no request yet.
+
+        Args:
+            uri: ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``file:///directory``, or an open store.
+            endpoint: URL of a service that speaks S3; None for the cloud's own.
+            region: Region of the bucket.
+            credentials: A key; None for the ordinary places (environment, role of the machine).
+            job: Save for this job, and see only its checkpoints. None: see all; save for the job that uses the place,
+                if one does.
+            epoch: Save as this placement of ``job``, which the caller owns. None: the newest that there is.
+            report: Takes a line when something had to be passed over.
+
+        Raises:
+            ConfigError: There is no such store.
+        """
+        if isinstance(uri, str):
+            inputs.check_uri(uri)
+        self.job = job
+        self.epoch = epoch
+        self.report = report
+        self._open_again = partial(open_store, endpoint=endpoint, region=region, credentials=credentials)
+        self._store: Store | None = uri if isinstance(uri, Store) else None
+        self.uri = uri.uri if isinstance(uri, Store) else uri
+        self._saver: Saver | None = None
+        self._saving = threading.Lock()
+        self._distrust: set[str] = set()
+        if not inputs.is_absent(self.uri):
+            self._opened()
+
+    def __repr__(self) -> str:
+        """Name the place, not the key."""
+        return f"{type(self).__name__}({self.uri!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget what the last save knows of the store. Nothing needs to be closed, and more may follow."""
+        self._saver = None
+
+    @property
+    def store(self) -> Store:
+        """The object store below. A directory that is not there is made."""
+        return self._opened()
+
+    def save(
+        self,
+        path: Where,
+        step: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        *,
+        force: bool = False,
+        resend: bool = False,
+        cancel: threading.Event | None = None,
+    ) -> Commit:
+        """Save a file or directory; what the newest checkpoint holds already is not sent again.
+
+        When it returns, the checkpoint is in the store for good. A step that is there already is replaced, unless a
+        job uses the place: then only a newer step is taken, and only while no machine trains there, so that the job
+        restores this checkpoint next.
+
+        Args:
+            path: What to save. A link is followed; links inside are saved as links.
+            step: None: the number at the end of the name, if it is newer than the newest step; else the next one.
+            metadata: JSON values, e.g. metrics. Numbers of numpy and torch will do.
+            progress: Told of the bytes that were read.
+            force: Do it although the step is not newer, or a machine trains there.
+            resend: Send everything again: for a store that holds damaged packs.
+            cancel: See above.
+
+        Returns:
+            What was saved, with ``uploaded_bytes``: those that the store did not have.
+
+        Raises:
+            ConfigError: Nothing is at the path, or step or metadata will not do.
+            Unstable: The files changed while they were read; nothing was saved.
+            Fenced: A newer epoch owns the job (only with ``job`` and ``epoch``).
+            OSError: A file cannot be read.
+        """
+        entry = inputs.entry(path, self.uri)
+        values = inputs.plain(metadata or {})
+        with self._saving:
+            owned = self.job is not None and self.epoch is not None
+            used = self._usage()
+            number = inputs.step(self.uri, entry, step, used, free=owned or used.job is None or force)
+            if not owned and used.job is not None and not force:
+                usage.refuse_running(self.store)
+            saver = self._prepared(used, owned=owned, force=force, resend=resend)
+            saver.cancel = cancel or threading.Event()
+            return saver.save(entry, number, values, progress)
+
+    def latest(self) -> Checkpoint | None:
+        """Return the newest checkpoint whose manifest is whole; None where there is none."""
+        for position in self._positions():
+            try:
+                manifest = load(self.store, position, self.job)
+            except CorruptCheckpoint:
+                continue
+            if manifest is not None:
+                return described(manifest)
+        return None
+
+    def list(self) -> builtins.list[Checkpoint]:
+        """Return all checkpoints, newest first. A damaged manifest is among them, with its ``problem``."""
+        return [] if inputs.is_absent(self.uri) else listed(self.store, self.job)
+
+    def restore(
+        self,
+        target: Where,
+        step: int | None = None,
+        epoch: int | None = None,
+        seeds: Sequence[Where] = (),
+        progress: Progress | None = None,
+        *,
+        cancel: threading.Event | None = None,
+    ) -> Restored:
+        """Bring a checkpoint to ``target``: what was saved gets that name when it is whole, with every hash checked.
+
+        Without a step the newest is restored, or an older one when that is damaged: ``report`` is told so.
+
+        Args:
+            target: Not there yet, or an empty directory.
+            step: This one and no other.
+            epoch: Of this placement only; None: of the newest that has the step.
+            seeds: Local directories or files: what they hold already need not be fetched.
+            progress: Told of the bytes that are in place.
+            cancel: See above.
+
+        Raises:
+            ConfigError: Something is at the target.
+            StoreError: There is no such checkpoint, or (CorruptCheckpoint) it is damaged.
+            DiskFull: The disk has no room.
+            OSError: A file cannot be written.
+        """
+        place = Path(target).absolute()
+        refuse_taken(place)
+        for position in self._found(step, epoch):
+            key = layout.manifest(position)
+            manifest = None
+            try:
+                manifest = load(self.store, position, self.job)
+                if manifest is None:
+                    self.report(f"{key} belongs to another job; passed over")
+                    continue
+                return pull(
+                    self.store, manifest, place, seeds=[Path(seed) for seed in seeds], cancel=cancel, progress=progress
+                )
+            except CorruptCheckpoint as error:
+                if manifest is not None:
+                    self._distrust.update(manifest.packs)  # one is damaged, and nobody has looked at the others
+                if step is not None:
+                    raise CorruptCheckpoint(f"{self.uri}/{key}: {error}", hint=error.hint) from None
+                self.report(f"{key} is not usable ({error}); taking the next one")
+        raise StoreError(f"{self.uri}: no checkpoint that can be restored", hint="`verify --all` shows what is whole")
+
+    def verify(
+        self,
+        step: int | None = None,
+        epoch: int | None = None,
+        *,
+        everything: bool = False,
+        quick: bool = False,
+        progress: Progress | None = None,
+        cancel: threading.Event | None = None,
+    ) -> builtins.list[Verified]:
+        """Read checkpoints and check every hash, without writing anything; newest first.
+
+        Args:
+            step: This one; None: the newest.
+            epoch: As in ``restore``.
+            everything: All checkpoints; what they share is read once.
+            quick: Only look whether everything is there at its size.
+            progress: Told of the bytes that were read, for each checkpoint anew.
+            cancel: See above.
+
+        Raises:
+            StoreError: There is no such checkpoint.
+        """
+        positions = self._found(step, epoch)
+        found = verified(
+            self.store,
+            positions if everything else positions[:1],
+            self.job,
+            quick=quick,
+            progress=progress,
+            cancel=cancel,
+        )
+        self._distrust.update(identity for one in found for identity in one.damaged)
+        return found
+
+    def remove(self, step: int, epoch: int | None = None, *, force: bool = False) -> Checkpoint:
+        """Remove a checkpoint: its manifest. What nobody else names is removed by ``sweep``.
+
+        Raises:
+            ConfigError: The step is there in several epochs, or it is the newest and ``force`` is not given.
+            StoreError: There is no such checkpoint.
+        """
+        found = self._found(step, epoch)
+        if len(found) > 1:
+            numbers = " and ".join(str(position.epoch) for position in sorted(found))
+            raise ConfigError(f"step {step} is there in the epochs {numbers}", hint="say which epoch")
+        newest = self.latest()
+        if newest is not None and newest.position == found[0] and not force:
+            raise ConfigError(f"step {step} is the newest checkpoint; it is not removed", hint="force removes it")
+        one = self._described(found[0])
+        if self.job is not None and one.job not in {None, self.job}:
+            raise StoreError(f"{self.uri}/{one.key}: belongs to another job")
+        self.store.delete([one.key])
+        return one
+
+    def sweep(self, grace_s: float = sweep.GRACE_S, *, dry_run: bool = False) -> Swept:
+        """Condemn what no checkpoint names for ``grace_s`` seconds, and remove what was condemned as long ago.
+
+        So it takes two runs until something is gone. Safe beside saves and other sweeps, also with a grace of 0; the
+        grace spares them work. ``dry_run`` changes nothing.
+
+        Raises:
+            StoreError: A manifest is damaged: what it names is not known, so nothing is removed.
+        """
+        self._there()
+        return sweep.sweep(self.store, grace_s=grace_s, dry_run=dry_run)
+
+    def copy_to(
+        self,
+        other: CheckpointStore | str,
+        step: int | None = None,
+        epoch: int | None = None,
+        *,
+        progress: Progress | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Copied:
+        """Copy a checkpoint (None: the newest) to another store, with every hash checked on its way.
+
+        Raises:
+            StoreError: There is no such checkpoint, or (CorruptCheckpoint) it is damaged.
+        """
+        target = CheckpointStore(other) if isinstance(other, str) else other
+        position = self._found(step, epoch)[0] if step is not None else self._newest().position
+        return copying.copy(self.store, target.store, position, job=self.job, progress=progress, cancel=cancel)
+
+    def outstanding(self, other: CheckpointStore, checkpoint: Checkpoint) -> int:
+        """Return how many bytes of a checkpoint the other store does not have: those that a copy would send."""
+        manifest = load(self.store, checkpoint.position, self.job)
+        if manifest is None or inputs.is_absent(other.uri):
+            return sum(manifest.packs.values()) if manifest else 0
+        return copying.outstanding(other.store, manifest)
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            self._store = self._open_again(self.uri)
+        return self._store
+
+    def _there(self) -> None:
+        """Raise StoreError for a directory that is not there: to look at it does not make it."""
+        if inputs.is_absent(self.uri):
+            raise StoreError(f"{self.uri}: no such directory")
+
+    def _positions(self) -> builtins.list[Position]:
+        return [] if inputs.is_absent(self.uri) else committed(self.store)
+
+    def _found(self, step: int | None, epoch: int | None) -> builtins.list[Position]:
+        """Return the checkpoints that are meant, newest first. Raises StoreError when there is none."""
+        self._there()
+        positions = self._positions()
+        found = [
+            position
+            for position in positions
+            if (step is None or position.step == step) and (epoch is None or position.epoch == epoch)
+        ]
+        if found:
+            return found
+        wanted = f" of step {step}" if step is not None else ""
+        wanted += f" of epoch {epoch}" if epoch is not None else ""
+        steps = ", ".join(str(position.step) for position in positions[:5])
+        raise StoreError(f"{self.uri}: no checkpoint{wanted}", hint=f"the newest steps are {steps}" if steps else "")
+
+    def _newest(self) -> Checkpoint:
+        self._there()
+        newest = self.latest()
+        if newest is None:
+            raise StoreError(f"{self.uri}: no checkpoint")
+        return newest
+
+    def _described(self, position: Position) -> Checkpoint:
+        try:
+            manifest = load(self.store, position, None)
+        except CorruptCheckpoint as error:
+            return Checkpoint(position.step, position.epoch, problem=str(error))
+        return described(manifest) if manifest else Checkpoint(position.step, position.epoch, problem="it is gone")
+
+    def _usage(self) -> usage.Usage:
+        if self._saver is not None:
+            return usage.usage(self.store, self._saver.job, known=True)
+        return usage.usage(self.store, self.job)
+
+    def _prepared(self, used: usage.Usage, *, owned: bool, force: bool, resend: bool) -> Saver:
+        """Return who saves. It is kept, since it knows what the store holds."""
+        store, epoch = self.store, used.epoch if self.epoch is None else self.epoch
+        inputs.check_epoch(epoch)
+
+        def fence() -> None:
+            if owned:
+                epochs.check_newer(store, epoch)
+            elif used.job is not None and not force:
+                usage.refuse_newer(store, epoch)
+                usage.refuse_running(store)
+
+        if resend:
+            packs = (layout.pack_of(stored.key) for stored in store.objects(layout.PACKS))
+            self._distrust.update(identity for identity in packs if identity)
+        saver = self._saver
+        wanted = used.job, epoch, frozenset(self._distrust)
+        if saver is None or (saver.job, saver.epoch, saver.distrust) != wanted:
+            saver = Saver(store, used.job, epoch, fence, distrust=wanted[2])
+        saver.fence = fence
+        self._saver = saver
+        return saver

@@ -1,0 +1,94 @@
+"""What people hand over when they save or restore by hand: a URI, a path, a step, metadata. Checked at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+from provisioner.checkpoint import layout
+from provisioner.checkpoint.usage import Usage
+from provisioner.errors import ConfigError
+
+Where: TypeAlias = str | os.PathLike[str]
+
+LARGEST_STEP = 10**12 - 1
+LARGEST_EPOCH = 10**6 - 1
+
+
+def check_uri(uri: str) -> None:
+    """Raise ConfigError for a URI that would lead elsewhere than it seems to; ``open_store`` refuses the others."""
+    parts = urlsplit(uri)
+    if parts.query or parts.fragment or uri.endswith(("?", "#")):
+        raise ConfigError(f"{uri}: ? and # cannot be part of a store's address", hint="choose another prefix")
+    if "@" in parts.netloc:
+        raise ConfigError("a store's address holds no key", hint="set the key's environment variables")
+    try:
+        uri.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{uri}: a store's address is UTF-8", hint="choose another prefix") from None
+
+
+def is_absent(uri: str) -> bool:
+    """Say whether a URI names a directory that is not there."""
+    parts = urlsplit(uri)
+    return (
+        parts.scheme == "file" and parts.path.startswith("/") and not parts.netloc and not os.path.lexists(parts.path)
+    )
+
+
+def entry(path: Where, uri: str) -> Path:
+    """Return what is to be saved to a store, with its own name. Raises ConfigError, OSError."""
+    found = Path(os.path.abspath(path))  # noqa: PTH100 - Path has no way to say this without following links
+    found = found.resolve() if found.is_symlink() else found
+    if not found.exists():
+        raise ConfigError(f"{os.fspath(path)}: no such file or directory")
+    if not (found.is_file() or found.is_dir()) or not found.name:
+        raise ConfigError(f"{os.fspath(path)}: neither a file nor a directory that can be saved")
+    parts = urlsplit(uri)
+    if parts.scheme == "file" and Path(parts.path).resolve().is_relative_to(found.resolve()):
+        raise ConfigError(f"{os.fspath(path)}: the store {uri} lies in it", hint="name a directory beside it")
+    return found
+
+
+def check_epoch(epoch: int) -> None:
+    """Raise ConfigError for what is no epoch."""
+    if not 0 <= epoch <= LARGEST_EPOCH:
+        raise ConfigError(f"epoch {epoch}: an epoch is a number from 0 to {LARGEST_EPOCH}")
+
+
+def plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata as JSON brings it back. Raises ConfigError for what JSON cannot hold, NaN and infinity too."""
+
+    def number(value: Any) -> Any:
+        item = getattr(value, "item", None)  # a number of numpy, a tensor of one
+        if item is None:
+            raise TypeError(f"{type(value).__name__} is no JSON value")
+        return item()
+
+    try:
+        values: dict[str, Any] = json.loads(json.dumps(dict(metadata), default=number, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        hint = "give texts, finite numbers, true, false, null, lists and objects of them"
+        raise ConfigError(f"metadata: {error}", hint=hint) from None
+    return values
+
+
+def step(uri: str, entry: Path, step: int | None, used: Usage, *, free: bool) -> int:
+    """Return the step to save. Raises ConfigError."""
+    newest = used.newest.step if used.newest else None
+    if step is None:
+        step = layout.step_of(entry.name)
+        if step is None or (newest is not None and step <= newest):
+            step = (newest or 0) + 1
+    if not 0 <= step <= LARGEST_STEP:
+        raise ConfigError(f"step {step}: a step is a number from 0 to {LARGEST_STEP}")
+    if newest is not None and step <= newest and not free:
+        raise ConfigError(
+            f"{uri}: step {step} is not newer than step {newest}, which the job would restore",
+            hint=f"take a step from {newest + 1} on",
+        )
+    return step
