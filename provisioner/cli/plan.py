@@ -15,6 +15,7 @@ import click
 from provisioner.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
+    from provisioner.controller.traffic import CopyPrice
     from provisioner.planner import PassedOver, Plan, Ranked
 
 
@@ -33,11 +34,15 @@ def plan(file: Path, *, as_json: bool, target: Path | None) -> None:
     With --terraform nothing is claimed: `terraform apply` in that directory starts the machine, which runs the job.
     """
     from provisioner.config import load
+    from provisioner.controller.stores import stores
     from provisioner.controller.survey import survey, write_terraform
+    from provisioner.controller.traffic import copy_prices
 
     config = load(file)
     if target is None:
-        render_plan(survey(config, os.environ), as_json=as_json)
+        ranking = survey(config, os.environ)
+        replicas = stores(config.checkpoint, os.environ)[1:]
+        render_plan(ranking, copy_prices(replicas, [one.offer for one in ranking.ranked]), as_json=as_json)
         return
     written = write_terraform(config, file, os.environ, target)
     if as_json:
@@ -51,10 +56,10 @@ def plan(file: Path, *, as_json: bool, target: Path | None) -> None:
     click.echo("its end is yours: failover does not watch this machine; it ends itself after policy.ttl", err=True)
 
 
-def render_plan(plan: Plan, *, as_json: bool) -> None:
+def render_plan(plan: Plan, copies: Sequence[CopyPrice], *, as_json: bool) -> None:
     """Print a plan on stdout: as a table with the zones of one machine type in one row, or as JSON in full."""
     if as_json:
-        print_json(plan_json(plan))
+        print_json({**plan_json(plan), "replicas": [copy_json(copy) for copy in copies]})
         return
     columns = ("try", "place", "machine", "GPU", "market", "region", "zones", "at most an hour", "why")
     print_table(columns, list(_rows(plan.ranked)))
@@ -63,6 +68,27 @@ def render_plan(plan: Plan, *, as_json: bool) -> None:
     if plan.passed_over:
         click.echo()
         print_table(("passed over", "why"), list(_passed_rows(plan.passed_over)))
+    if copies:
+        click.echo()
+        print_table(("copies to", "from", "egress a GB"), list(_copy_rows(copies)))
+
+
+def copy_json(copy: CopyPrice) -> dict[str, Any]:
+    """Return the price of copies to a replica as plain values."""
+    from provisioner.planner import money_json
+
+    return {"uri": copy.uri, "cloud": copy.cloud, "region": copy.region, "per_gb": money_json(copy.per_gb)}
+
+
+def _copy_rows(copies: Sequence[CopyPrice]) -> Iterator[tuple[str, str, str]]:
+    """Yield a row for each replica and place. How large a checkpoint is nobody knows yet, so only a GB has a price."""
+    from provisioner.catalog import EGRESS_AS_OF
+
+    for copy in copies:
+        price = "unknown"
+        if copy.per_gb is not None:
+            price = f"{copy.per_gb}, list price of {EGRESS_AS_OF}" if copy.per_gb.amount else "free"
+        yield copy.uri, "/".join(part for part in (copy.cloud, copy.region) if part), price
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from provisioner.cli.output import print_table
+from provisioner.cli.traffic import copy_lines, egress_words, size_words
 
 
 def print_report(report: Mapping[str, Any]) -> None:
@@ -47,6 +48,7 @@ def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             + (cost or "-")
             + (f" + unknown: {', '.join(unpriced)}" if unpriced else ""),
         ),
+        *_traffic(report),
         ("left behind", "nothing" if not report["leaked"] else "; ".join(report["leaked"])),
     ]
     if "model_identical" in report:
@@ -54,6 +56,18 @@ def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("model", "equals the uninterrupted run, bit for bit" if report["model_identical"] else "DIFFERS")
         )
     return figures
+
+
+def _traffic(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return where copies are and where checkpoints came from, with what that costs. Reports of old have neither."""
+    prices_of = report.get("egress_prices_of", "")
+    lines = [("copies", line) for line in copy_lines(report.get("replicas", []), prices_of)]
+    for placement in report["placements"]:
+        source = placement.get("restored_from")
+        if source and source["bytes"]:
+            cost = egress_words(source["egress"], prices_of)
+            lines.append(("restored from", f"{source['uri']}: {size_words(source['bytes'])} fetched, {cost}"))
+    return lines
 
 
 def _placement_row(placement: Mapping[str, Any]) -> Sequence[object]:

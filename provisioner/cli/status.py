@@ -11,6 +11,7 @@ import click
 
 from provisioner.cli.output import print_json, print_table
 from provisioner.cli.timeline import line
+from provisioner.cli.traffic import copy_lines
 
 if TYPE_CHECKING:
     from provisioner.checkpoint.store import Store
@@ -39,6 +40,8 @@ def status(job: str | None, *, as_json: bool) -> int:
     columns = ["job", "uid", "run", "state", "controller", "epoch", "where", "step", "since"]
     print_table(columns, [[row[column] for column in columns] for row in found])
     if job is not None:
+        for words in copy_lines(found[0]["replicas"], found[0]["egress_prices_of"]):
+            click.echo(f"copies: {words}")
         for event in _events(directory):
             text = line(event)
             if text:
@@ -91,14 +94,22 @@ def _events(directory: JobDirectory) -> Iterator[dict[str, Any]]:
     return events.read(directory.path / "events.jsonl")
 
 
-def _summary(directory: JobDirectory) -> dict[str, object]:
+def _summary(directory: JobDirectory) -> dict[str, Any]:
+    from provisioner.catalog import EGRESS_AS_OF
+    from provisioner.controller import traffic
+
     record = directory.record()
     assert record is not None  # noqa: S101 - the caller has just read it
     last: dict[str, dict[str, Any]] = {}
+    copies: dict[int, list[dict[str, Any]]] = {}
     for event in _events(directory):
         if event["kind"] == "begin":
             last.clear()  # an earlier run is another story
+            copies.clear()
         last[event["kind"]] = event
+        if event["kind"] == "heartbeat":
+            copies[event["epoch"]] = event.get("replicas") or []
+    sent = traffic.summed(traffic.from_json(copy) for placement in copies.values() for copy in placement)
     pid = directory.controller_pid()
     report = directory.read_json("report.json")
     result = report.get("result", "ended") if isinstance(report, dict) else "ended"
@@ -114,6 +125,8 @@ def _summary(directory: JobDirectory) -> dict[str, object]:
         "node": claimed.get("node"),
         "step": last.get("heartbeat", {}).get("step"),
         "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started_at)),
+        "replicas": [traffic.as_json(copy) for copy in sent],
+        "egress_prices_of": EGRESS_AS_OF,
         "config": record.config_path,
         "leaked": report.get("leaked", []) if isinstance(report, dict) and not record.open else [],
     }

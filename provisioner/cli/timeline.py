@@ -21,6 +21,7 @@ LINES: dict[str, str] = {
     "ended": "epoch {epoch}: {ending}{because}",
     "released": "{node}: released",
     "release_failed": "{node}: release not confirmed: {problem}",
+    "copy_failed": "epoch {epoch}: no copies at {uri} for now: {problem}",
     "waiting": "nothing to be had; trying again in {seconds} s",
     "blind": "{what} does not answer: {problem}",
 }

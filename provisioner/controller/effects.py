@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from provisioner import planner
 from provisioner.clouds.base import Cloud, Request
-from provisioner.config import Config
-from provisioner.controller import survey
+from provisioner.config import Config, StoreConfig
+from provisioner.controller import survey, traffic
 from provisioner.controller.directory import JobDirectory
 from provisioner.controller.flow import TAKEN_DOWN
 from provisioner.controller.launch import Launcher
@@ -25,6 +26,7 @@ from provisioner.controller.records import (
     Released,
     Watched,
 )
+from provisioner.controller.stores import stores
 from provisioner.controller.watch import Patience, Watch
 from provisioner.errors import CloudError, ConfigError, FailoverError, Unauthorized, Unreachable
 from provisioner.model import Failure, FailureKind, Gpu, JobRef, Market, Node, NodeState, Offer, Owned, Scope
@@ -191,6 +193,11 @@ class World:
         patience = Patience(policy.poll, policy.lost_after, policy.boot_timeout)
         view = _View(self, claimed, begun, past)
         watched = Watch(view, patience, self.now, self.take_down.wait).until_end(node)
+        watched = replace(
+            watched,
+            copies=traffic.copies(self.stores(), node.offer, view.heartbeat),
+            restored_from=traffic.restored(self.stores(), node.offer, view.heartbeat),
+        )
         self.events.emit("ended", epoch=node.epoch, node=node.id, ending=watched.ending, reason=watched.reason)
         return watched
 
@@ -252,6 +259,10 @@ class World:
     def request(self) -> Request:
         """Return what the job asks of a machine."""
         return survey.request(self.config)
+
+    def stores(self) -> list[StoreConfig]:
+        """Return the job's own store and its replicas."""
+        return stores(self.config.checkpoint, self.launcher.environ)
 
     def _cloud_names(self) -> list[str]:
         return [*(["autodl"] if self.config.primary else []), *self._fallback_names()]
@@ -330,6 +341,8 @@ class _View:
         self.claimed = claimed
         self.begun = begun
         self.past = past
+        self.heartbeat: Mapping[str, object] = {}
+        """The newest."""
 
     def state(self, node: Node) -> NodeState | None:
         try:
@@ -351,9 +364,23 @@ class _View:
     def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool) -> None:
         if first:
             self.world._forget_start(node.epoch, node.token)  # noqa: SLF001
+        copies = traffic.copies(self.world.stores(), node.offer, heartbeat)
+        known = {copy.uri: copy for copy in traffic.copies(self.world.stores(), node.offer, self.heartbeat)}
+        self.heartbeat = heartbeat
         self.world.events.emit(
-            "heartbeat", epoch=node.epoch, phase=heartbeat.get("phase"), step=heartbeat.get("step"), first=first
+            "heartbeat",
+            epoch=node.epoch,
+            phase=heartbeat.get("phase"),
+            step=heartbeat.get("step"),
+            first=first,
+            replicas=[traffic.as_json(copy) for copy in copies],
         )
+        for copy in copies:
+            before = known.get(copy.uri)
+            if copy.problem and not (before and before.problem):
+                self.world.events.emit("copy_failed", epoch=node.epoch, uri=copy.uri, problem=copy.problem)
+            if copy.step is not None and copy.step != (before.step if before else None):
+                self.world.events.emit("copied", epoch=node.epoch, uri=copy.uri, step=copy.step)
 
 
 def as_failure(error: FailoverError) -> Failure:

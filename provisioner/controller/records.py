@@ -64,6 +64,21 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """Bytes between a machine and a store. ``cost`` is an estimate by list prices; None where the list has none.
+
+    ``step`` is the newest checkpoint that came over; ``behind`` counts commits that did not, ``problem`` says why.
+    """
+
+    uri: str
+    bytes: int
+    step: int | None
+    cost: Money | None
+    behind: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Watched:
     """How a placement went. Times are Unix seconds; None where it never came to that."""
 
@@ -75,6 +90,10 @@ class Watched:
     restored_step: int | None
     last_step: int | None
     exit_code: int | None = None
+    copies: tuple[Transfer, ...] = ()
+    """What this machine sent to each replica."""
+    restored_from: Transfer | None = None
+    """Where its checkpoint came from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 from itertools import pairwise
 
+from provisioner import catalog
+from provisioner.controller import traffic
 from provisioner.controller.records import Begun, Claimed, Finished, Placement
 from provisioner.errors import ExitCode
 from provisioner.model import Ending, JobRef, Money
@@ -69,6 +71,10 @@ def build_report(
             "upper_bound": any(p.node.offer.price_per_hour is None and p.claimed.at_most for p in placements),
             "unpriced": [p.node.offer.key for p in placements if p.claimed.price is None],
         },
+        "replicas": [
+            traffic.as_json(copy) for copy in traffic.summed(copy for p in placements for copy in p.watched.copies)
+        ],
+        "egress_prices_of": catalog.EGRESS_AS_OF,
         "started_at": begun.at,
         "ended_at": finished.at,
         "leaked": [*finished.leaked, *problems],
@@ -87,6 +93,7 @@ def _placement(placement: Placement) -> dict[str, object]:
         "ended": str(watched.ending),
         "reason": watched.reason,
         "restored_step": watched.restored_step,
+        "restored_from": traffic.as_json(watched.restored_from) if watched.restored_from else None,
         "last_step": watched.last_step,
         "exit_code": watched.exit_code,
         "claimed_at": placement.node.claimed_at,

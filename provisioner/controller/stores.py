@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from provisioner.config import CheckpointConfig, StoreConfig
+if TYPE_CHECKING:  # `failover status` reads no configuration, and starts quickly
+    from provisioner.config import CheckpointConfig, StoreConfig
 
 _SERVICES = {".amazonaws.com": "aws", ".amazonaws.com.cn": "aws", ".aliyuncs.com": "aliyun", ".myqcloud.com": "tencent"}
 _REGION = re.compile(
@@ -53,9 +56,21 @@ def nearness(store: StoreConfig, cloud: str, region: str) -> int:
     return SAME_CLOUD if cloud == "autodl" and _in_china(at) else ELSEWHERE
 
 
-def nearest_first(checkpoint: CheckpointConfig, cloud: str, region: str) -> list[StoreConfig]:
-    """Return the job's own store and its replicas, nearest first; of equally near ones in the order of the file."""
-    return sorted([checkpoint.main, *checkpoint.replicas], key=lambda store: nearness(store, cloud, region))
+def stores(checkpoint: CheckpointConfig, environ: Mapping[str, str]) -> list[StoreConfig]:
+    """Return the job's own store and its replicas, in the order of the file.
+
+    A bucket at AWS without a region gets the one of the environment: that is where it is looked for.
+    """
+    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+    return [
+        store.model_copy(update={"region": region}) if place(store) == Place("aws", "") and region else store
+        for store in (checkpoint.main, *checkpoint.replicas)
+    ]
+
+
+def nearest_first(found: Sequence[StoreConfig], cloud: str, region: str) -> list[StoreConfig]:
+    """Return stores, nearest first; of equally near ones in the order that they have."""
+    return sorted(found, key=lambda store: nearness(store, cloud, region))
 
 
 def _in_china(at: Place) -> bool:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from provisioner.config import CheckpointConfig, StoreConfig
-from provisioner.controller.stores import ELSEWHERE, SAME_CLOUD, SAME_REGION, Place, nearest_first, nearness, place
+from provisioner.controller.stores import (
+    ELSEWHERE,
+    SAME_CLOUD,
+    SAME_REGION,
+    Place,
+    nearest_first,
+    nearness,
+    place,
+    stores,
+)
 
 
 def s3(endpoint: str | None = None, region: str | None = None) -> StoreConfig:
@@ -64,7 +73,10 @@ def test_how_near_a_store_is(store, cloud, region, near):
 
 
 def test_a_machine_reads_from_the_nearest_and_the_own_store_has_its_place_among_them():
-    own = CheckpointConfig(store="s3://bucket/p", region="us-east-1", replicas=(GS, OSS))
-    assert [store.uri[:2] for store in nearest_first(own, "aws", "us-east-1")] == ["s3", "gs", "s3"]
-    assert [store.uri[:2] for store in nearest_first(own, "gcp", "europe-west4")] == ["gs", "s3", "s3"]
-    assert nearest_first(own, "autodl", "westDC3") == [OSS, own.main, GS]
+    checkpoint = CheckpointConfig(store="s3://bucket/p", replicas=(GS, OSS))
+    found = stores(checkpoint, {"AWS_REGION": "us-east-1"})
+    own = s3(region="us-east-1")
+    assert nearest_first(found, "aws", "us-east-1") == [own, GS, OSS]
+    assert nearest_first(found, "gcp", "europe-west4") == [GS, own, OSS]
+    assert nearest_first(found, "autodl", "westDC3") == [OSS, own, GS]
+    assert stores(checkpoint, {}) == [checkpoint.main, GS, OSS]
