@@ -7,16 +7,16 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from provisioner.checkpoint import epochs, layout, workdir
-from provisioner.checkpoint.store import Credentials, Store, open_store
-from provisioner.clouds.aws.cloud import job_prefix, store_endpoint
-from provisioner.config import CheckpointConfig, Config
+from provisioner.checkpoint.store import Store
+from provisioner.clouds.aws.cloud import job_prefix
+from provisioner.config import Config
+from provisioner.controller.access import node_store, open_as_controller
 from provisioner.controller.directory import JobDirectory, cache_root
 from provisioner.controller.records import Published
 from provisioner.controller.runtime import runtime_wheels
-from provisioner.errors import ConfigError
+from provisioner.controller.stores import nearest_first, stores
 from provisioner.model import JobRef, Launch, Offer, claim_token, tags
 from provisioner.terraform import render
 
@@ -27,41 +27,9 @@ LINK_S = 6 * 3600.0
 """How long a start link is asked for. Links signed with a session end with it, whatever is asked for."""
 
 
-def controller_credentials(settings: CheckpointConfig, environ: Mapping[str, str]) -> Credentials | None:
-    """Return the key that the configuration names, if it is set; None means the ordinary places."""
-    key = environ.get(settings.access_key_id_env)
-    secret = environ.get(settings.secret_access_key_env)
-    if key and secret:
-        return Credentials(key, secret, environ.get(settings.session_token_env) or None)
-    if urlsplit(settings.store).scheme == "s3":
-        return _profile_credentials()
-    return None
-
-
-def _profile_credentials() -> Credentials | None:
-    """Return the key of the operator's AWS profile, as boto3 finds it."""
-    import boto3
-
-    found = boto3.Session().get_credentials()
-    if found is None or found.method in {"iam-role", "container-role"}:
-        return None  # obstore asks the machine's role by itself, and renews it
-    frozen = found.get_frozen_credentials()
-    if not frozen.access_key or not frozen.secret_key:
-        return None
-    return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
-
-
 def open_job_store(config: Config, environ: Mapping[str, str]) -> Store:
     """Open the store below the job's name. Makes no request. Raises ConfigError."""
-    settings = config.checkpoint
-    store = open_store(
-        settings.store,
-        endpoint=settings.endpoint,
-        region=settings.region,
-        credentials=controller_credentials(settings, environ),
-        environ=environ,
-    )
-    return store.at(config.job.name)
+    return open_as_controller(config.checkpoint.main, environ).at(config.job.name)
 
 
 def stored_uid(store: Store) -> str:
@@ -163,12 +131,7 @@ class Launcher:
             "epoch": epoch,
             "token": token,
             "cloud": offer.cloud,
-            "store": {
-                "uri": settings.store,
-                "endpoint": store_endpoint(self.config, self.environ),
-                "region": settings.region or self.environ.get("AWS_REGION") or self.environ.get("AWS_DEFAULT_REGION"),
-                "credentials": self._node_credentials(offer),
-            },
+            "store": node_store(settings.main, offer, self.environ, role=self._has_role(offer)),
             "runtime": [
                 {"name": key.rsplit("/", 1)[-1], "url": self.store.sign(key, LINK_S), "sha256": digest}
                 for key, digest in published.wheels
@@ -179,33 +142,32 @@ class Launcher:
             "secret_names": [*job.secrets],  # the node keeps their values out of its log
             "workdir": {"key": published.workdir_key} if published.workdir_key else None,
             "steps": job.steps,
-            "checkpoint": {
-                "every_s": settings.every,
-                "keep": settings.keep,
+            "checkpoint": {"every_s": settings.every},
+            "replicas": self._replicas(offer),
+            "retention": {
+                "last": settings.keep,
+                "every": settings.keep_every,
+                "best": settings.keep_best.model_dump() if settings.keep_best else None,
+                "sweep_after_s": settings.sweep_after,
             },
             "ttl_s": self.config.policy.ttl,
             "heartbeat_s": self.config.policy.heartbeat,
         }
 
-    def _node_credentials(self, offer: Offer) -> dict[str, str | None] | None:
-        """Return the key that a node outside the store's cloud uses; None where the machine has a role for it."""
+    def _replicas(self, offer: Offer) -> list[dict[str, object]]:
+        """Return how a machine opens the replicas, nearest first, with the job's own store in its place among them."""
         settings = self.config.checkpoint
-        if urlsplit(settings.store).scheme == "file":
-            return None
-        if offer.cloud == "aws" and job_prefix(self.config, self.environ)[0]:
-            return None
-        key = self.environ.get(settings.access_key_id_env)
-        secret = self.environ.get(settings.secret_access_key_env)
-        where = f"checkpoint.store: a machine at {offer.cloud} needs a key for {settings.store}"
-        if not key or not secret:
-            hint = f"set {settings.access_key_id_env} and {settings.secret_access_key_env}; a profile is not handed out"
-            raise ConfigError(where, hint=hint)
-        if self.environ.get(settings.session_token_env):
-            message = f"{where} that does not expire, and {settings.session_token_env} is set"
-            raise ConfigError(
-                message, hint="make a key that reaches only the job's prefix, and set it without a session"
-            )
-        return {"access_key_id": key, "secret_access_key": secret, "session_token": None}
+        if not settings.replicas:
+            return []
+        own, *others = stores(settings, self.environ)
+        return [
+            node_store(store, offer, self.environ, role=store is own and self._has_role(offer))
+            for store in nearest_first([own, *others], offer.cloud, offer.region)
+        ]
+
+    def _has_role(self, offer: Offer) -> bool:
+        """Say whether the machine's own role reaches the job's prefix in the job's store."""
+        return offer.cloud == "aws" and job_prefix(self.config, self.environ)[0] is not None
 
     def _publish_workdir(self) -> str | None:
         if self.workdir is None:

@@ -58,8 +58,7 @@ class Bootstrap:
         """Return every value that must not show in a log."""
         found = [self.token, *(value for name, value in self.env.items() if name in self.secret_names)]
         for key in (self.credentials, *(store.credentials for store in self.stores)):
-            if key:
-                found += [key.secret_access_key, key.session_token or ""]
+            found += key.secrets if key else []
         return found
 
     @property
@@ -115,14 +114,11 @@ def _parsed(raw: Mapping[str, Any]) -> Bootstrap:
 
 
 def _access(raw: Mapping[str, Any]) -> Access:
-    key = raw.get("credentials")
     return Access(
         uri=str(raw["uri"]),
         endpoint=raw.get("endpoint"),
         region=raw.get("region"),
-        credentials=Credentials(key["access_key_id"], key["secret_access_key"], key.get("session_token"))
-        if key
-        else None,
+        credentials=Credentials.from_json(raw.get("credentials")),
     )
 
 
