@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 
 from provisioner.checkpoint import layout
+from provisioner.checkpoint.probe import weaker
 from provisioner.checkpoint.store import Store
-from provisioner.errors import Fenced, StoreError, Unreachable
+from provisioner.errors import CloudError, Fenced, StoreError, Unreachable
 
 TRIES = 5
 SETTLE_S = 1.0
-"""Where a store refuses conditional writes: how long a plain one is left alone before it is believed, in seconds."""
+"""Where a store knows no conditional writes: how long a plain one is left alone before it is believed, in seconds."""
 
 
 def newest_epoch(store: Store) -> int:
@@ -41,11 +42,12 @@ def take(
     """
     key = layout.owner(epoch)
     body = json.dumps({"token": token, "node": node, "time": clock()}).encode()
+    created = False
     problem: StoreError | Unreachable | None = None
     for attempt in range(TRIES):
         check_newer(store, epoch)
         try:
-            store.create(key, body)
+            created = store.create(key, body)
             problem = None
         except (StoreError, Unreachable) as error:  # it may have been stored all the same
             problem = error
@@ -53,6 +55,8 @@ def take(
         if owner is not None:
             _mine(owner, token, epoch)
             break
+        if store.create_refused:
+            return _take_plainly(store, epoch, token, body, sleep)
         sleep(0.2 * 2**attempt)
     else:
         if problem is None:
@@ -61,6 +65,9 @@ def take(
             raise problem
         return _take_plainly(store, epoch, token, body, sleep)
     check_newer(store, epoch)
+    if created and _ignores(store, key, body):
+        _settle(store, epoch, token, sleep)
+        return weaker(store, "ignored")
     return ""
 
 
@@ -80,16 +87,29 @@ def check_newer(store: Store, epoch: int) -> None:
 
 
 def _take_plainly(store: Store, epoch: int, token: str, body: bytes, sleep: Callable[[float], None]) -> str:
-    """Write without a condition where the store refuses one. The last writer wins, and both read who that is."""
-    key = layout.owner(epoch)
-    store.put(key, body)
+    """Write without a condition where the store refuses one."""
+    store.put(layout.owner(epoch), body)
+    _settle(store, epoch, token, sleep)
+    return weaker(store, "refused")
+
+
+def _ignores(store: Store, key: str, body: bytes) -> bool:
+    """Say whether the store lets a conditional write pass where there is an object: ours, which stays as it is."""
+    try:
+        return store.create(key, body)
+    except CloudError:
+        return False
+
+
+def _settle(store: Store, epoch: int, token: str, sleep: Callable[[float], None]) -> None:
+    """Wait until the last of several writers is known. It wins, and all of them read who that is."""
     sleep(SETTLE_S)
+    key = layout.owner(epoch)
     owner = _token(store, key)
     if owner is None:
         raise StoreError(f"{store.uri}/{key}: written, but it cannot be read back")
     _mine(owner, token, epoch)
     check_newer(store, epoch)
-    return f"{store.uri} refuses conditional writes; the epoch in each path keeps two nodes apart"
 
 
 def _mine(owner: str, token: str, epoch: int) -> None:

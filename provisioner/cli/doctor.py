@@ -16,9 +16,13 @@ from provisioner.cli.output import print_json, print_table
 from provisioner.errors import ExitCode, FailoverError
 
 if TYPE_CHECKING:
-    from provisioner.config import Config
+    from provisioner.checkpoint.store import Store
+    from provisioner.config import Config, StoreConfig
 
 Verdict = Literal["ok", "warn", "fail", "skip"]
+
+CLOCK_S = 60.0
+"""Requests are signed with the time: stores refuse them when two clocks differ by some minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Finding:
 def doctor(file: Path | None, *, as_json: bool) -> int:
     """Check this machine and, with FILE (default failover.yaml where there is one), the accounts and the store.
 
-    It writes one small object to the store and removes it again. Nothing that costs is started. Exit code 5 when
+    It writes one small object to each store and removes it again. Nothing that costs is started. Exit code 5 when
     something that the job needs does not work.
     """
     from provisioner.config import load
@@ -80,14 +84,18 @@ def examine(config: Config | None, environ: Mapping[str, str]) -> Iterator[Findi
     for index, block in enumerate(config.fallback):
         if block.gcp:
             yield Finding(f"fallback[{index}].gcp", "warn", "Google Cloud is not in this version; passed over")
-    yield _run("store", lambda: _store(config, environ))
+    yield from _stores(config, environ)
 
 
 def _run(check: str, look: Callable[[], Finding]) -> Finding:
+    return _run_all(check, lambda: [look()])[0]
+
+
+def _run_all(check: str, look: Callable[[], list[Finding]]) -> list[Finding]:
     try:
         return look()
     except FailoverError as error:
-        return Finding(check, "fail", str(error), error.hint)
+        return [Finding(check, "fail", str(error), error.hint)]
 
 
 def _terraform(environ: Mapping[str, str]) -> Finding:
@@ -134,35 +142,41 @@ def _aws(environ: Mapping[str, str]) -> Finding:
     return Finding("aws", "ok", f"account {found['Account']}")
 
 
-def _store(config: Config, environ: Mapping[str, str]) -> Finding:
-    """Write, read, list and delete; find out whether the store honours create-if-absent."""
-    import secrets
+def _stores(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Try each store with one small object, and look for the keys of machines that have no role for it."""
+    from provisioner.clouds.aws.cloud import job_prefix
+    from provisioner.controller.access import node_credentials, open_as_controller
 
-    from provisioner.controller.launch import open_job_store
+    settings = config.checkpoint
+    clouds = [cloud for block in config.fallback for cloud in ("aws", "gcp") if getattr(block, cloud)]
+    clouds = sorted({*clouds, *(["autodl"] if config.primary else [])})
+    has_role = job_prefix(config, environ)[0] is not None
+    for number, store in enumerate([settings.main, *settings.replicas]):
+        check = f"replicas[{number - 1}]" if number else "store"
 
-    store = open_job_store(config, environ)
-    key = f"doctor/{secrets.token_hex(8)}"
-    store.put(key, b"1")
-    try:
-        if store.get(key) != b"1" or key not in [found.key for found in store.objects("doctor")]:
-            return Finding("store", "fail", f"{store.uri}: what was written is not read back", "use another store")
-        conditional = _honours_create(store, key)
-    finally:
-        store.delete([key])
+        def look(check: str = check, store: StoreConfig = store) -> list[Finding]:
+            return _probed(check, open_as_controller(store, environ).at(config.job.name))
+
+        yield from _run_all(check, look)
+        for cloud in clouds:
+            role = cloud == "aws" and not number and has_role
+            try:
+                node_credentials(store, cloud, environ, role=role)
+            except FailoverError as error:
+                yield Finding(f"{check} key", "fail", str(error), error.hint)
+
+
+def _probed(check: str, store: Store) -> list[Finding]:
+    from provisioner.checkpoint.probe import probe
+
+    found = probe(store)
     detail = f"{store.uri}: writes, reads, lists, deletes"
-    if conditional:
-        return Finding("store", "ok", f"{detail}, creates only if absent")
-    return Finding(
-        "store", "warn", f"{detail}; ignores create-if-absent, so only the epoch in each path keeps nodes apart"
-    )
-
-
-def _honours_create(store: object, key: str) -> bool:
-    from provisioner.checkpoint.store import Store
-    from provisioner.errors import StoreError
-
-    assert isinstance(store, Store)  # noqa: S101 - imported here to keep --help quick
-    try:
-        return not store.create(key, b"2")
-    except StoreError:
-        return False  # refused outright, as Aliyun OSS does
+    findings = [Finding(check, "ok", detail if found.line else f"{detail}, creates only if absent")]
+    if found.line:
+        fix = "start one controller a job; a store that honours them keeps a second node out from the first moment"
+        findings.append(Finding(f"{check} fence", "warn", found.line, fix))
+    if abs(skew := round(found.clock_skew_s)) > CLOCK_S:
+        ahead = "ahead of" if skew > 0 else "behind"
+        told = f"the store's clock is {abs(skew)} s {ahead} this machine's"
+        findings.append(Finding(f"{check} clock", "warn", told, "set this machine's clock, e.g. with chrony or ntpd"))
+    return findings

@@ -50,7 +50,7 @@ def node_store(store: StoreConfig, offer: Offer, environ: Mapping[str, str], *, 
 
     ``role``: the machine has a role that reaches this store. Raises ConfigError where there is no key to hand out.
     """
-    key = node_credentials(store, offer, environ, role=role)
+    key = node_credentials(store, offer.cloud, environ, role=role)
     at_aws = urlsplit(store.uri).scheme == "s3"
     return {
         "uri": store.uri,
@@ -71,17 +71,17 @@ def node_endpoint(store: StoreConfig, environ: Mapping[str, str]) -> str | None:
     return environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None
 
 
-def node_credentials(store: StoreConfig, offer: Offer, environ: Mapping[str, str], *, role: bool) -> Credentials | None:
-    """Return the key that a node outside the store's cloud uses; None where the machine has a role for it.
+def node_credentials(store: StoreConfig, cloud: str, environ: Mapping[str, str], *, role: bool) -> Credentials | None:
+    """Return the key that a node at ``cloud`` uses; None where the machine has a role for the store.
 
     Only keys that outlive the controller are handed out. Raises ConfigError where there is none.
     """
     scheme = urlsplit(store.uri).scheme
-    where = f"{store.uri}: a machine at {offer.cloud} needs a key for it"
+    where = f"{store.uri}: a machine at {cloud} needs a key for it"
     if scheme == "file" or role:
         return None
     if scheme == "gs":
-        return _google(store, offer, environ, where)
+        return _google(store, cloud, environ, where)
     key, secret = environ.get(store.access_key_id_env), environ.get(store.secret_access_key_env)
     if not key or not secret:
         hint = f"set {store.access_key_id_env} and {store.secret_access_key_env}; a profile is not handed out"
@@ -94,9 +94,9 @@ def node_credentials(store: StoreConfig, offer: Offer, environ: Mapping[str, str
     return Credentials(key, secret)
 
 
-def _google(store: StoreConfig, offer: Offer, environ: Mapping[str, str], where: str) -> Credentials | None:
+def _google(store: StoreConfig, cloud: str, environ: Mapping[str, str], where: str) -> Credentials | None:
     endpoint = node_endpoint(store, environ)
-    if offer.cloud == "gcp" or environ.get(EMULATOR) or (endpoint and urlsplit(endpoint).scheme == "http"):
+    if cloud == "gcp" or environ.get(EMULATOR) or (endpoint and urlsplit(endpoint).scheme == "http"):
         return None  # its own service account; an emulator asks for none
     path = environ.get(GOOGLE_KEY)
     if not path:
