@@ -229,6 +229,29 @@ def test_a_finished_job_that_is_run_again_goes_on_from_its_checkpoint(place: Pla
     assert json.loads(out)["placements"][0]["restored_step"] is None
 
 
+def test_a_job_goes_on_from_a_replica_when_its_own_store_has_lost_the_checkpoints(place: Place) -> None:
+    replicas = {"store": f"file://{place.folder}/store", "replicas": [f"file://{place.folder}/replica"], "keep": 1}
+    code, out, err = place.call("run", str(place.config(steps=20, checkpoint=replicas)), "--json")
+    assert code == 0, err
+    (copies,) = json.loads(out)["replicas"]
+    assert (copies["uri"], copies["step"], copies["behind"]) == (f"file://{place.folder}/replica", 20, 0)
+    assert copies["bytes"] > 0
+    assert copies["egress"] == {"amount": 0.0, "currency": "USD"}
+    assert [path.name for path in (place.folder / "replica/small/checkpoints").iterdir()] == [
+        "000000000020-000001.json"
+    ]
+    shutil.rmtree(place.folder / "store/small/checkpoints")
+    shutil.rmtree(place.folder / "store/small/packs")
+    code, out, err = place.call("run", str(place.config(steps=30, checkpoint=replicas)), "--json")
+    assert code == 0, err
+    (placement,) = json.loads(out)["placements"]
+    assert placement["restored_step"] == 20
+    assert placement["restored_from"]["uri"] == f"file://{place.folder}/replica"
+    code, out, _ = place.call("status", "small")
+    assert code == 0
+    assert f"copies: file://{place.folder}/replica: step 30" in out
+
+
 def test_ctrl_c_at_a_terminal_asks_and_takes_it_down(place: Place) -> None:
     config = place.config(steps=400, pace=0.1)
     terminal, inner = pty.openpty()
