@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 
 from provisioner.config.checkpoint import CheckpointConfig, StoreConfig
 from provisioner.config.mistakes import Loc
-from provisioner.config.names import is_loopback
 from provisioner.config.values import short
 
 Finding = tuple[Loc, str, str]
 """Place, message, hint."""
 
 GOOGLE_KEY = "GOOGLE_APPLICATION_CREDENTIALS"
+EMULATOR = "STORAGE_EMULATOR_HOST"
 _KEY_FIELDS = ("access_key_id_env", "secret_access_key_env", "session_token_env")
 
 
@@ -59,14 +59,14 @@ def _reach(loc: Loc, store: StoreConfig, machines: Machines, environ: Mapping[st
     if scheme == "file" and machines.names:
         message = f"machines at {machines} cannot reach a directory of this machine"
         yield loc, message, "write s3://bucket/prefix"
-    if scheme == "gs" and machines.foreign_to_google and not environ.get(GOOGLE_KEY) and not _is_open(store):
+    if scheme == "gs" and machines.foreign_to_google and not environ.get(GOOGLE_KEY) and not _is_open(store, environ):
         message = f"machines at {machines.foreign_to_google} get no key for {short(store.uri)}: {GOOGLE_KEY} is not set"
         yield loc, message, f"set {GOOGLE_KEY} to the key file of a service account that may use this bucket alone"
 
 
-def _is_open(store: StoreConfig) -> bool:
-    """An emulator on this machine asks for no key."""
-    return store.endpoint is not None and is_loopback(store.endpoint)
+def _is_open(store: StoreConfig, environ: Mapping[str, str]) -> bool:
+    """An emulator asks for no key."""
+    return bool(environ.get(EMULATOR)) or urlsplit(store.endpoint or "").scheme == "http"
 
 
 def _keys(loc: Loc, section: CheckpointConfig | StoreConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
