@@ -280,14 +280,48 @@ def test_a_store_that_is_away_for_a_while_delays_commits_and_not_the_training(pr
     assert committed(job_store(proxy))[0] == (1, 60)
 
 
+def test_a_fenced_node_is_gone_within_five_seconds_though_its_upload_hangs_and_its_command_ignores_sigterm(
+    proxy, node_job
+):
+    """The heartbeat sees the newer epoch, while the commit waits for a store that takes a pack and does not answer."""
+    hanging = threading.Event()
+
+    def rule(verb: str, path: str, _headers: dict[str, str]) -> None:
+        if verb == "PUT" and "/packs/" in path:
+            hanging.set()
+            time.sleep(30)
+
+    node = node_job.start(
+        1,
+        node_job.trainer(steps=1000, every=5, pause=0.1, on_term="ignore"),
+        steps=1000,
+        store={
+            "uri": f"s3://{proxy.bucket}/prefix",
+            "endpoint": proxy.url,
+            "region": "us-east-1",
+            "credentials": {"access_key_id": KEY.access_key_id, "secret_access_key": KEY.secret_access_key},
+        },
+    )
+    node.until_committed(5)
+    proxy.rule = rule
+    assert hanging.wait(20)
+    child, before = node.child_pid(), committed(job_store(proxy))
+    epochs.take(job_store(proxy), 2, "token-of-2", "elsewhere")
+    taken = time.monotonic()
+    assert node.wait(timeout=15) == 75
+    assert time.monotonic() - taken < 2.5 + 5  # a heartbeat sees it within 2.5 s, and five seconds from then on
+    assert not Path(f"/proc/{child}").exists()
+    assert committed(job_store(proxy)) == before
+
+
 def test_a_save_whose_upload_fails_commits_nothing_and_the_next_try_does(proxy, tmp_path: Path):
     store = job_store(proxy, retry_s=1)
     entry = tmp_path / "step-1"
     entry.mkdir()
     for number in range(20):
         (entry / f"f{number}").write_bytes(bytes([number]) * 1000)
-    saver = Saver(store, JOB, 1, fence=lambda: None, chunk_bytes=300)
-    proxy.rule = lambda verb, path, _headers: 403 if verb == "PUT" and path.endswith(("0", "1", "2")) else None
+    saver = Saver(store, JOB, 1, fence=lambda: None)
+    proxy.rule = lambda verb, path, _headers: 403 if verb == "PUT" and "/packs/" in path else None
     with pytest.raises(Unauthorized):
         saver.save(entry, 1)
     assert committed(store) == []
