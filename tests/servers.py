@@ -20,7 +20,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ class Server:
         if at is None:
             return {}
         if self.scheme == "gs":
-            return {"STORAGE_EMULATOR_HOST": at, "GOOGLE_APPLICATION_CREDENTIALS": str(self._anonymous(at))}
+            return {"STORAGE_EMULATOR_HOST": at}
         assert self.credentials is not None
         return {
             "AWS_ACCESS_KEY_ID": self.credentials.access_key_id,
@@ -92,19 +92,6 @@ class Server:
             environ=environ,
             **options,
         )
-
-    def _anonymous(self, at: str) -> Path:
-        """Write a service account that asks for no token: the emulator has none to give."""
-        path = self.directory / "anonymous.json"
-        account = {
-            "gcs_base_url": at,
-            "disable_oauth": True,
-            "client_email": "",
-            "private_key": "",
-            "private_key_id": "",
-        }
-        path.write_text(json.dumps(account))
-        return path
 
 
 @contextmanager
@@ -137,6 +124,9 @@ def started(kind: str, directory: Path, bucket: str = "checkpoints") -> Iterator
                 if attempt == _TRIES - 1:
                     raise
                 stack.close()
+        if kind == "fake-gcs":
+            assert server.endpoint is not None
+            server = replace(server, endpoint=stack.enter_context(fronted("gcs_front.py", server.endpoint)))
         yield server
 
 
@@ -170,6 +160,20 @@ def dies_with_us(argv: Sequence[str]) -> list[str]:
     """Return the command such that the kernel kills it when the thread that started it is gone (Linux)."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", *argv] if setpriv else list(argv)
+
+
+@contextmanager
+def fronted(script: str, server: str, *options: str) -> Iterator[str]:
+    """Run one of our proxies (`tests/SCRIPT`) before a server's URL; give its own URL."""
+    argv = [sys.executable, str(ROOT / "tests" / script), server.removeprefix("http://"), *options]
+    process = subprocess.Popen(dies_with_us(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def _command(kind: str, directory: Path, ports: list[int], credentials: Credentials) -> list[str]:
