@@ -6,6 +6,7 @@ Both are asked again before a key ends. obstore itself knows the plain kinds, an
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Mapping
@@ -140,17 +141,38 @@ def _google(environ: Mapping[str, str]) -> Renewed | None:
     if kind in _PLAIN and environ.get(name):
         return None
     try:
-        from google.auth import load_credentials_from_file
         from google.auth.exceptions import GoogleAuthError
     except ImportError:
-        raise ConfigError(
-            f"{path}: credentials of the kind {kind} need google-auth", hint="pip install google-auth requests"
-        ) from None
+        what = f"{path}: credentials of the kind {kind} need google-auth"
+        raise ConfigError(what, hint="pip install google-auth requests") from None
     try:
-        credentials, _ = load_credentials_from_file(str(path), scopes=[_SCOPE])  # type: ignore[no-untyped-call]
-    except (GoogleAuthError, ValueError, KeyError) as error:
+        return _Google(_read(json.loads(path.read_text("utf-8")), kind))
+    except (GoogleAuthError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: credentials of the kind {kind} cannot be read ({type(error).__name__})") from None
-    return _Google(credentials)
+
+
+def _read(info: dict[str, Any], kind: str) -> Any:
+    """Make google-auth's object for a kind. Its own reader of files asks Google for a project, which costs requests."""
+    from google.auth import aws, external_account_authorized_user, identity_pool, impersonated_credentials, pluggable
+    from google.oauth2 import credentials, service_account
+
+    scopes = [_SCOPE]
+    if kind == "external_account":
+        source = info.get("credential_source") or {}
+        at_aws = info.get("subject_token_type") == "urn:ietf:params:aws:token-type:aws4_request"
+        room: Any = aws if at_aws else pluggable if "executable" in source else identity_pool
+        return room.Credentials.from_info(info, scopes=scopes)
+    if kind == "external_account_authorized_user":
+        return external_account_authorized_user.Credentials.from_info(info)  # type: ignore[no-untyped-call]
+    if kind == "impersonated_service_account":
+        found: Any = impersonated_credentials.Credentials
+        return found.from_impersonated_service_account_info(info, scopes=scopes)
+    if kind == "authorized_user":
+        return credentials.Credentials.from_authorized_user_info(info, scopes)  # type: ignore[no-untyped-call]
+    if kind == "service_account":
+        account: Any = service_account.Credentials
+        return account.from_service_account_info(info, scopes=scopes)
+    raise ValueError(kind)
 
 
 def _gcloud(environ: Mapping[str, str]) -> Path:
