@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,77 +23,11 @@ from provisioner.checkpoint.save import Saver
 from provisioner.checkpoint.store import Credentials, Store, open_store
 from provisioner.errors import Fenced, StoreError, Unauthorized, Unreachable
 from provisioner.model import JobRef
+from tests import servers
+from tests.ruled_proxy import Rule, RuledProxy, ruled
 
 KEY = Credentials("AKIACANARY0000000001", "canary-secret-key")
 JOB = JobRef("digits", "1a2b3c4d")
-
-Rule = Callable[[str, str, dict[str, str]], int | None]
-"""(method, path, headers) -> a status to answer instead, -N: pass it on, then answer N; 0: pass it on, then hang up."""
-
-
-class FaultProxy(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self, backend: int) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.backend = backend
-        self.rule: Rule = lambda *_: None
-        self.seen: list[tuple[str, str, float]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: FaultProxy
-
-    def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.server.seen.append((self.command, self.path, time.monotonic()))
-        verdict = self.server.rule(self.command, self.path, {k.lower(): v for k, v in self.headers.items()})
-        if verdict is not None and verdict > 0:
-            self._answer(verdict, b"<Error><Code>Injected</Code><Message>AKIACANARY0000000001</Message></Error>", {})
-            return
-        status, answer, headers = self._pass_on(body)
-        if verdict == 0:
-            self.close_connection = True
-            self.connection.close()
-        elif verdict is not None:
-            self._answer(-verdict, b"", {})
-        else:
-            self._answer(status, answer, headers)
-
-    def _pass_on(self, body: bytes) -> tuple[int, bytes, dict[str, str]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.backend, timeout=30)
-        connection.request(self.command, self.path, body=body, headers=dict(self.headers.items()))
-        answer = connection.getresponse()
-        data = answer.read()
-        headers = {k: v for k, v in answer.getheaders() if k.lower() in {"etag", "last-modified", "content-range"}}
-        if self.command == "HEAD":
-            headers["Content-Length"] = answer.getheader("Content-Length") or "0"
-        connection.close()
-        return answer.status, data, headers
-
-    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        try:
-            self.send_response(status)
-            for name, value in ({"Content-Length": str(len(body))} | headers).items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-        except OSError:
-            self.close_connection = True
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("do_"):
-            return self._serve
-        raise AttributeError(name)
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -103,18 +39,14 @@ def moto_port() -> Iterator[int]:
 
 
 @pytest.fixture
-def proxy(moto_port: int, request: pytest.FixtureRequest) -> Iterator[FaultProxy]:
-    server = FaultProxy(moto_port)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+def proxy(moto_port: int, request: pytest.FixtureRequest) -> Iterator[RuledProxy]:
     bucket = f"b{abs(hash(request.node.nodeid)) % 10**10}"
     connection = http.client.HTTPConnection("127.0.0.1", moto_port)
     connection.request("PUT", f"/{bucket}")
     assert connection.getresponse().status == 200
     connection.close()
-    server.bucket = bucket  # type: ignore[attr-defined]
-    yield server
-    server.shutdown()
-    server.server_close()
+    with ruled(f"127.0.0.1:{moto_port}", bucket) as server:
+        yield server
 
 
 def job_store(proxy: Any, **options: Any) -> Store:
@@ -220,7 +152,22 @@ def test_r01_a_node_whose_ownership_and_commits_lose_their_answers_trains_to_the
     assert KEY.secret_access_key not in node.text() + node.log()
 
 
-def test_r09_a_store_that_limits_writes_to_one_object_gets_no_storm_and_the_last_word(proxy, node_job):
+@pytest.fixture(params=["moto", "fake-gcs"])
+def limited(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[RuledProxy, dict[str, Any]]]:
+    """A service before which a rule stands, and how a node opens it."""
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(servers.started(request.param, tmp_path / "server"))
+        except servers.NotInstalledError as missing:
+            pytest.skip(str(missing))
+        assert server.endpoint is not None
+        proxy = stack.enter_context(ruled(server.endpoint.removeprefix("http://"), server.bucket))
+        key = server.credentials.as_json() if server.credentials else None
+        yield proxy, {"uri": server.uri("prefix"), "endpoint": proxy.url, "region": "us-east-1", "credentials": key}
+
+
+def test_r09_a_store_that_limits_writes_to_one_object_gets_no_storm_and_the_last_word(limited, node_job):
+    proxy, store = limited
     last: dict[str, float] = {}
     blocked: dict[str, float] = {}
     refused: list[str] = []
@@ -237,27 +184,22 @@ def test_r09_a_store_that_limits_writes_to_one_object_gets_no_storm_and_the_last
         return None
 
     proxy.rule = rule
-    node = node_job.start(
-        1,
-        node_job.trainer(steps=1000, every=5, pause=0.05),
-        steps=1000,
-        heartbeat_s=1,
-        store={
-            "uri": f"s3://{proxy.bucket}/prefix",
-            "endpoint": proxy.url,
-            "region": "us-east-1",
-            "credentials": {"access_key_id": KEY.access_key_id, "secret_access_key": KEY.secret_access_key},
-        },
-    )
-    node.until_committed(60)
+    node = node_job.start(1, node_job.trainer(steps=1000, every=5, pause=0.05), steps=1000, heartbeat_s=1, store=store)
+    node.until(lambda: [step for step in re.findall(r"step (\d+) is committed", node.log()) if int(step) >= 60], 60)
     node.process.terminate()
     began = time.monotonic()
     assert node.wait() == 75
     assert time.monotonic() - began < 25
     assert refused == []
-    beat = json.loads(job_store(proxy).get(layout.heartbeat(1)) or b"{}")
+    opened = open_store(
+        store["uri"],
+        endpoint=proxy.url,
+        credentials=Credentials.from_json(store["credentials"]),
+        environ={},
+    ).at("digits")
+    beat = json.loads(opened.get(layout.heartbeat(1)) or b"{}")
     assert beat["end"]["exit_code"] == 75
-    assert committed(job_store(proxy))[0].step >= 60
+    assert committed(opened)[0].step >= 60
 
 
 def test_a_store_that_is_away_for_a_while_delays_commits_and_not_the_training(proxy, node_job):
