@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field
@@ -30,15 +30,18 @@ class DamagedPack(CorruptCheckpoint):
 
 
 class Sink(Protocol):
-    """Takes what was fetched, from several threads."""
+    """Takes what was fetched, from several threads: the bytes of one blob in pieces and in order, from one thread.
+
+    They are checked at the end of the blob. If they are wrong, they come once more, or the whole fetch fails.
+    """
 
     def __call__(self, file: File, offset: int, data: memoryview, /) -> None:
-        """Take the checked bytes of one blob, which stands at ``offset`` of ``file``."""
+        """Take bytes that belong at ``offset`` of ``file``."""
 
 
 @dataclass(slots=True)
 class Range:
-    """Bytes of a pack that one request brings, and every place that they belong to."""
+    """Bytes of a pack that one request brings, and every place that they belong to: by where they stand in the pack."""
 
     pack: str
     start: int
@@ -59,15 +62,23 @@ def ranges(manifest: Manifest, done: Container[str] = ()) -> list[Range]:
 
 def _joined(pack: str, size: int, targets: list[tuple[File, int, Blob]]) -> Iterator[Range]:
     current: Range | None = None
-    for target in sorted(targets, key=lambda target: target[2].offset):
+    last = Blob(0)
+    for target in sorted(targets, key=lambda target: (target[2].offset, target[2].length)):
         blob = target[2]
         end = blob.offset + blob.length
-        if current is None or blob.offset > current.end + GAP_BYTES or end - current.start > STANDARD.pack:
+        again = current is not None and (blob.offset, blob.length) == (last.offset, last.length)
+        if (
+            current is None
+            or (blob.offset < current.end and not again)  # no writer makes blobs that overlap
+            or blob.offset > current.end + GAP_BYTES
+            or end - current.start > STANDARD.pack
+        ):
             if current is not None:
                 yield current
             current = Range(pack, blob.offset, end, size)
-        current.end = max(current.end, end)
+        current.end = end
         current.targets.append(target)
+        last = blob
     if current is not None:
         yield current
 
@@ -125,27 +136,51 @@ def _collect(done: set[Future[int]], on_bytes: Callable[[int], None]) -> int:
 
 def _bring(store: Store, part: Range, sink: Sink) -> int:
     """Fetch one range, once more where a hash does not match: the line may have changed it, not the store."""
+    length = part.end - part.start
     for last in (False, True):
-        data = read(store, part.pack, part.start, part.end - part.start, part.size)
-        if (bad := _wrong(part, data)) is None:
-            break
+        landing = _Landing(part, sink)
+        if not store.stream(layout.pack(part.pack), part.start, length, landing.take, whole=length == part.size):
+            raise DamagedPack(f"{layout.PACKS}/{part.pack} is missing", part.pack)
+        if landing.wrong is None:
+            return length
         if last:
-            raise DamagedPack(f"{layout.PACKS}/{part.pack} does not match its hashes ({bad.path})", part.pack)
-    for file, offset, blob in part.targets:
-        at = blob.offset - part.start
-        sink(file, offset, data[at : at + blob.length])
-    return len(data)
+            text = f"{layout.PACKS}/{part.pack} does not match its hashes ({landing.wrong.path})"
+            raise DamagedPack(text, part.pack)
+    raise AssertionError
 
 
-def _wrong(part: Range, data: memoryview) -> File | None:
-    checked: dict[int, str] = {}
-    for file, _, blob in part.targets:
-        at = blob.offset - part.start
-        digest = checked.get(at) or blake3.blake3(data[at : at + blob.length]).hexdigest()
-        if digest != blob.digest:
-            return file
-        checked[at] = digest
-    return None
+class _Landing:
+    """Cuts a stream into blobs, gives their bytes to the sink, and checks each one at its end."""
+
+    def __init__(self, part: Range, sink: Sink) -> None:
+        self.wrong: File | None = None
+        """The first file with a blob that does not match."""
+        self._sink = sink
+        self._left = deque(part.targets)
+        self._start = part.start
+        self._next()
+
+    def take(self, place: int, data: memoryview) -> None:
+        at = self._start + place
+        end = at + len(data)
+        while self._targets and (blob := self._targets[0][2]).offset < end:
+            inner = max(0, at - blob.offset)
+            piece = data[max(0, blob.offset - at) : blob.offset + blob.length - at]
+            self._hash.update(piece)
+            for file, offset, _ in self._targets:
+                self._sink(file, offset + inner, piece)
+            if blob.offset + blob.length > end:
+                return
+            if any(self._hash.hexdigest() != target[2].digest for target in self._targets):
+                self.wrong = self.wrong or self._targets[0][0]
+            self._next()
+
+    def _next(self) -> None:
+        """Turn to the next blob, and to every place that wants it."""
+        self._hash = blake3.blake3()
+        self._targets: list[tuple[File, int, Blob]] = []
+        while self._left and (not self._targets or self._left[0][2].offset == self._targets[0][2].offset):
+            self._targets.append(self._left.popleft())
 
 
 def read(store: Store, pack: str, start: int, length: int, size: int) -> memoryview:

@@ -39,6 +39,16 @@ DELETES_AT_ONCE = 16
 """Objects are removed one a request: bulk removal is not known to every store that speaks S3."""
 LONG_WRITE_BYTES = 256 * 1024
 """A shorter body is sent at once, and an answer must begin to come soon."""
+STREAM_BYTES = 256 * 1024
+"""A body is handed on in pieces of about this size: they are hashed and written while they are in the cache."""
+
+
+class _TakeFailed(Exception):
+    """What the taker of a stream has raised; it is no answer of the store."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +136,56 @@ class Store:
             raise Refusal(StoreError(text), again=held >= start + length)
 
         return self._ask("read", key, attempt)
+
+    def stream(
+        self, key: str, start: int, length: int, take: Callable[[int, memoryview], None], *, whole: bool = False
+    ) -> bool:
+        """Hand ``length`` bytes from ``start`` on to ``take(place, bytes)`` as they come; False: no such object.
+
+        ``place`` counts from ``start``. A connection that breaks is taken up where it broke, so every byte is handed
+        over once, in order. ``whole`` as for ``get_range``. Raises as that, and what ``take`` raises.
+        """
+        done = 0
+
+        def attempt() -> bool:
+            nonlocal done
+            ranged = self._line.ranges and (done > 0 or not whole)
+            options: GetOptions = {"range": (start + done, start + length)} if ranged else {}
+            try:
+                answer = obstore.get(self._raw, self._prefix + key, options=options)
+            except FileNotFoundError:
+                return False
+            except refused.GenericError as error:
+                if not ranged or "NotPartial" not in str(error):
+                    raise
+                self._line.ranges = False
+                return attempt()
+            skip = 0 if ranged else start + done
+            for chunk in self._chunks(answer):
+                data = memoryview(chunk)[skip:]
+                skip = max(0, skip - len(chunk))
+                data = data[: length - done]
+                if data:
+                    try:
+                        take(done, data)
+                    except Exception as error:
+                        raise _TakeFailed(error) from error
+                    done += len(data)
+            if done == length:
+                return True
+            text = f"cannot read {self._name(key)}: {done} bytes came where {length} were asked for"
+            raise Refusal(StoreError(text), again=answer.meta["size"] >= start + length)
+
+        try:
+            return self._ask("read", key, attempt)
+        except _TakeFailed as failed:
+            raise failed.error from None
+
+    def _chunks(self, answer: obstore.GetResult) -> list[obstore.Bytes] | obstore.BytesStream:
+        """Return the body in pieces; a file of this machine at once, since obstore would read it by 8 KiB."""
+        if isinstance(self._raw, LocalStore | MemoryStore):
+            return [answer.bytes()]
+        return answer.stream(min_chunk_size=STREAM_BYTES)
 
     def exists(self, key: str) -> bool:
         """Say whether there is an object. Raises Unreachable, Unauthorized, StoreError."""
