@@ -104,7 +104,9 @@ class NodeProcess:
         self.until(lambda: re.search(rf"^step {step}\b", self.log(), re.MULTILINE))
 
     def until_committed(self, step: int) -> None:
-        self.until(lambda: f"step {step} is committed" in self.log())
+        """Wait for the commit of a step, or of a later one: on a busy machine newer ones supersede it."""
+        steps = re.compile(r"step (\d+) is committed")
+        self.until(lambda: any(int(found) >= step for found in steps.findall(self.log())))
 
     def heartbeat(self) -> dict[str, Any]:
         data = self.job.store.get(layout.heartbeat(self.epoch))
