@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import builtins
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from provisioner.checkpoint import copying, epochs, inputs, layout, sweep, usage
+from provisioner.checkpoint import accounts, copying, epochs, inputs, layout, sweep, usage
 from provisioner.checkpoint.copying import Copied
 from provisioner.checkpoint.credentials import Credentials
 from provisioner.checkpoint.inputs import Where
@@ -30,9 +30,13 @@ from provisioner.checkpoint.sweep import Swept
 from provisioner.errors import ConfigError, CorruptCheckpoint, StoreError
 from provisioner.model import JobRef
 
+if TYPE_CHECKING:
+    from provisioner.checkpoint.credentials import Renewed
+
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), from the thread that does the work."""
 
+FOREIGN = "it is gone, or belongs to another job"
 _LOG = logging.getLogger("provisioner.checkpoint")
 
 
@@ -61,21 +65,23 @@ class CheckpointStore:
             uri: ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``file:///directory``, or an open store.
             endpoint: URL of a service that speaks S3; None for the cloud's own.
             region: Region of the bucket.
-            credentials: A key; None for the ordinary places (environment, role of the machine).
+            credentials: A key; None for the ordinary places (environment, profile, role of the machine).
             job: Save for this job, and see only its checkpoints. None: see all; save for the job that uses the place,
                 if one does.
             epoch: Save as this placement of ``job``, which the caller owns. None: the newest that there is.
             report: Takes a line when something had to be passed over.
 
         Raises:
-            ConfigError: There is no such store.
+            ConfigError: There is no such store, or an account's file cannot be read.
         """
         if isinstance(uri, str):
             inputs.check_uri(uri)
         self.job = job
         self.epoch = epoch
         self.report = report
-        self._open_again = partial(open_store, endpoint=endpoint, region=region, credentials=credentials)
+        self._endpoint = endpoint
+        self._region = region
+        self._credentials: Credentials | Renewed | None = credentials
         self._store: Store | None = uri if isinstance(uri, Store) else None
         self.uri = uri.uri if isinstance(uri, Store) else uri
         self._saver: Saver | None = None
@@ -103,6 +109,11 @@ class CheckpointStore:
         """The object store below. A directory that is not there is made."""
         return self._opened()
 
+    @property
+    def retries(self) -> int:
+        """How many requests had to be repeated so far."""
+        return self._store.retries if self._store else 0
+
     def save(
         self,
         path: Where,
@@ -110,6 +121,7 @@ class CheckpointStore:
         metadata: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         *,
+        replace: bool = True,
         force: bool = False,
         resend: bool = False,
         cancel: threading.Event | None = None,
@@ -125,7 +137,8 @@ class CheckpointStore:
             step: None: the number at the end of the name, if it is newer than the newest step; else the next one.
             metadata: JSON values, e.g. metrics. Numbers of numpy and torch will do.
             progress: Told of the bytes that were read.
-            force: Do it although the step is not newer, or a machine trains there.
+            replace: Take a step that is there already, as when training went back to an older checkpoint.
+            force: Save for the job although the step is not newer, or a machine trains there.
             resend: Send everything again: for a store that holds damaged packs.
             cancel: See above.
 
@@ -144,9 +157,12 @@ class CheckpointStore:
             owned = self.job is not None and self.epoch is not None
             used = self._usage()
             number = inputs.step(self.uri, entry, step, used, free=owned or used.job is None or force)
+            epoch = used.epoch if self.epoch is None else self.epoch
+            if not replace and Position(epoch, number) in used.positions:
+                raise ConfigError(f"{self.uri}: step {number} is there already", hint="choose another, or force it")
             if not owned and used.job is not None and not force:
                 usage.refuse_running(self.store)
-            saver = self._prepared(used, owned=owned, force=force, resend=resend)
+            saver = self._prepared(used.job, epoch, owned=owned, force=force, resend=resend)
             saver.cancel = cancel or threading.Event()
             return saver.save(entry, number, values, progress)
 
@@ -164,6 +180,21 @@ class CheckpointStore:
     def list(self) -> builtins.list[Checkpoint]:
         """Return all checkpoints, newest first. A damaged manifest is among them, with its ``problem``."""
         return [] if inputs.is_absent(self.uri) else listed(self.store, self.job)
+
+    def find(self, step: int | None = None, epoch: int | None = None) -> Checkpoint:
+        """Return one checkpoint: the newest whose manifest is whole, or that of a step, which may have a ``problem``.
+
+        Raises:
+            StoreError: There is no such checkpoint.
+        """
+        found = self._found(step, epoch)
+        if step is not None:
+            return self._described(found[0])
+        for position in found:
+            one = self._described(position)
+            if not one.problem:
+                return one
+        raise StoreError(f"{self.uri}: no checkpoint whose manifest is whole")
 
     def restore(
         self,
@@ -249,8 +280,8 @@ class CheckpointStore:
         self._distrust.update(identity for one in found for identity in one.damaged)
         return found
 
-    def remove(self, step: int, epoch: int | None = None, *, force: bool = False) -> Checkpoint:
-        """Remove a checkpoint: its manifest. What nobody else names is removed by ``sweep``.
+    def remove(self, step: int, epoch: int | None = None, *, force: bool = False, dry_run: bool = False) -> Checkpoint:
+        """Remove a checkpoint: its manifest. What nobody else names is removed by ``sweep``. Return what it was.
 
         Raises:
             ConfigError: The step is there in several epochs, or it is the newest and ``force`` is not given.
@@ -264,9 +295,10 @@ class CheckpointStore:
         if newest is not None and newest.position == found[0] and not force:
             raise ConfigError(f"step {step} is the newest checkpoint; it is not removed", hint="force removes it")
         one = self._described(found[0])
-        if self.job is not None and one.job not in {None, self.job}:
-            raise StoreError(f"{self.uri}/{one.key}: belongs to another job")
-        self.store.delete([one.key])
+        if one.problem == FOREIGN:
+            raise StoreError(f"{self.uri}/{one.key}: {one.problem}")
+        if not dry_run:
+            self.store.delete([one.key])
         return one
 
     def sweep(self, grace_s: float = sweep.GRACE_S, *, dry_run: bool = False) -> Swept:
@@ -296,8 +328,8 @@ class CheckpointStore:
             StoreError: There is no such checkpoint, or (CorruptCheckpoint) it is damaged.
         """
         target = CheckpointStore(other) if isinstance(other, str) else other
-        position = self._found(step, epoch)[0] if step is not None else self._newest().position
-        return copying.copy(self.store, target.store, position, job=self.job, progress=progress, cancel=cancel)
+        one = self.find(step, epoch)
+        return copying.copy(self.store, target.store, one.position, job=self.job, progress=progress, cancel=cancel)
 
     def outstanding(self, other: CheckpointStore, checkpoint: Checkpoint) -> int:
         """Return how many bytes of a checkpoint the other store does not have: those that a copy would send."""
@@ -308,7 +340,8 @@ class CheckpointStore:
 
     def _opened(self) -> Store:
         if self._store is None:
-            self._store = self._open_again(self.uri)
+            key = self._credentials or accounts.own(self.uri, os.environ)
+            self._store = open_store(self.uri, endpoint=self._endpoint, region=self._region, credentials=key)
         return self._store
 
     def _there(self) -> None:
@@ -335,34 +368,29 @@ class CheckpointStore:
         steps = ", ".join(str(position.step) for position in positions[:5])
         raise StoreError(f"{self.uri}: no checkpoint{wanted}", hint=f"the newest steps are {steps}" if steps else "")
 
-    def _newest(self) -> Checkpoint:
-        self._there()
-        newest = self.latest()
-        if newest is None:
-            raise StoreError(f"{self.uri}: no checkpoint")
-        return newest
-
     def _described(self, position: Position) -> Checkpoint:
         try:
-            manifest = load(self.store, position, None)
+            manifest = load(self.store, position, self.job)
         except CorruptCheckpoint as error:
             return Checkpoint(position.step, position.epoch, problem=str(error))
-        return described(manifest) if manifest else Checkpoint(position.step, position.epoch, problem="it is gone")
+        if manifest is None:
+            return Checkpoint(position.step, position.epoch, problem=FOREIGN)
+        return described(manifest)
 
     def _usage(self) -> usage.Usage:
         if self._saver is not None:
             return usage.usage(self.store, self._saver.job, known=True)
         return usage.usage(self.store, self.job)
 
-    def _prepared(self, used: usage.Usage, *, owned: bool, force: bool, resend: bool) -> Saver:
+    def _prepared(self, job: JobRef | None, epoch: int, *, owned: bool, force: bool, resend: bool) -> Saver:
         """Return who saves. It is kept, since it knows what the store holds."""
-        store, epoch = self.store, used.epoch if self.epoch is None else self.epoch
+        store = self.store
         inputs.check_epoch(epoch)
 
         def fence() -> None:
             if owned:
                 epochs.check_newer(store, epoch)
-            elif used.job is not None and not force:
+            elif job is not None and not force:
                 usage.refuse_newer(store, epoch)
                 usage.refuse_running(store)
 
@@ -370,9 +398,9 @@ class CheckpointStore:
             packs = (layout.pack_of(stored.key) for stored in store.objects(layout.PACKS))
             self._distrust.update(identity for identity in packs if identity)
         saver = self._saver
-        wanted = used.job, epoch, frozenset(self._distrust)
+        wanted = job, epoch, frozenset(self._distrust)
         if saver is None or (saver.job, saver.epoch, saver.distrust) != wanted:
-            saver = Saver(store, used.job, epoch, fence, distrust=wanted[2])
+            saver = Saver(store, job, epoch, fence, distrust=wanted[2])
         saver.fence = fence
         self._saver = saver
         return saver

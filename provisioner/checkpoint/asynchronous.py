@@ -65,11 +65,14 @@ class AsyncCheckpointStore:
         metadata: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         *,
+        replace: bool = True,
         force: bool = False,
         resend: bool = False,
     ) -> Commit:
         """Save a file or directory."""
-        return await _cancellable(self.sync.save, path, step, metadata, progress, force=force, resend=resend)
+        return await _cancellable(
+            self.sync.save, path, step, metadata, progress, replace=replace, force=force, resend=resend
+        )
 
     async def latest(self) -> Checkpoint | None:
         """Return the newest checkpoint whose manifest is whole."""
@@ -102,9 +105,15 @@ class AsyncCheckpointStore:
         """Read checkpoints and check every hash."""
         return await _cancellable(self.sync.verify, step, epoch, everything=everything, quick=quick, progress=progress)
 
-    async def remove(self, step: int, epoch: int | None = None, *, force: bool = False) -> Checkpoint:
+    async def find(self, step: int | None = None, epoch: int | None = None) -> Checkpoint:
+        """Return one checkpoint."""
+        return await asyncio.to_thread(self.sync.find, step, epoch)
+
+    async def remove(
+        self, step: int, epoch: int | None = None, *, force: bool = False, dry_run: bool = False
+    ) -> Checkpoint:
         """Remove a checkpoint."""
-        return await asyncio.to_thread(self.sync.remove, step, epoch, force=force)
+        return await asyncio.to_thread(self.sync.remove, step, epoch, force=force, dry_run=dry_run)
 
     async def sweep(self, grace_s: float = GRACE_S, *, dry_run: bool = False) -> Swept:
         """Remove what no checkpoint names."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,21 +16,32 @@ from provisioner.errors import ConfigError
 
 Where: TypeAlias = str | os.PathLike[str]
 
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_ADDRESSES = "write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or file:///DIRECTORY"
 LARGEST_STEP = 10**12 - 1
 LARGEST_EPOCH = 10**6 - 1
 
 
 def check_uri(uri: str) -> None:
     """Raise ConfigError for a URI that would lead elsewhere than it seems to; ``open_store`` refuses the others."""
-    parts = urlsplit(uri)
-    if parts.query or parts.fragment or uri.endswith(("?", "#")):
-        raise ConfigError(f"{uri}: ? and # cannot be part of a store's address", hint="choose another prefix")
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        parts = urlsplit("")
+    path = parts.path.strip("/").split("/") if parts.path.strip("/") else []
+    in_bucket = parts.scheme in {"s3", "gs"} and parts.netloc
     if "@" in parts.netloc:
         raise ConfigError("a store's address holds no key", hint="set the key's environment variables")
-    try:
-        uri.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{uri}: a store's address is UTF-8", hint="choose another prefix") from None
+    if not uri.isprintable() or not parts.scheme:  # urlsplit drops line ends
+        raise ConfigError(f"{uri}: not the address of a store", hint=_ADDRESSES)
+    if parts.query or parts.fragment or uri.endswith(("?", "#")):
+        raise ConfigError(f"{uri}: ? and # cannot be part of a store's address", hint="choose another prefix")
+    if in_bucket and not _BUCKET.fullmatch(parts.netloc):
+        raise ConfigError(f"{uri}: {parts.netloc} is not the name of a bucket", hint=_ADDRESSES)
+    if in_bucket and not {"", ".", ".."}.isdisjoint(path):
+        raise ConfigError(
+            f"{uri}: a prefix has no empty parts, and none that are . or ..", hint="choose another prefix"
+        )
 
 
 def is_absent(uri: str) -> bool:
@@ -79,7 +91,7 @@ def plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def step(uri: str, entry: Path, step: int | None, used: Usage, *, free: bool) -> int:
     """Return the step to save. Raises ConfigError."""
-    newest = used.newest.step if used.newest else None
+    newest = used.positions[0].step if used.positions else None
     if step is None:
         step = layout.step_of(entry.name)
         if step is None or (newest is not None and step <= newest):

@@ -19,20 +19,19 @@ ALIVE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Whose the prefix is, and the epoch whose checkpoints are the newest. ``newest`` may be a damaged one."""
+    """Whose the prefix is, the newest epoch, and all checkpoints, best first and damaged ones too."""
 
     job: JobRef | None
     epoch: int
-    newest: Position | None
+    positions: list[Position]
 
 
 def usage(store: Store, job: JobRef | None = None, *, known: bool = False) -> Usage:
     """Look who uses a prefix. ``known``: the checkpoints are those of ``job``, be it None. Raises CloudError."""
     positions = committed(store)
-    newest = positions[0] if positions else None
-    epoch = max(epochs.newest_used(store), newest.epoch if newest else 0)
+    epoch = max(epochs.newest_used(store), positions[0].epoch if positions else 0)
     job = job or _spec_job(store) or (None if known else _saved_job(store, positions))
-    return Usage(job, epoch, newest)
+    return Usage(job, epoch, positions)
 
 
 def refuse_running(store: Store) -> None:

@@ -23,6 +23,7 @@ COMMANDS = {
     "logs": ("provisioner.cli.status:logs", "Print the training log of a job."),
     "down": ("provisioner.cli.run:down", "Take a job's machines down and remove what was prepared."),
     "drill": ("provisioner.cli.drill:drill", "Rehearse an outage in a cloud in a box."),
+    "checkpoint": ("provisioner.cli.checkpoint:checkpoint", "List, check, push, pull, copy and remove checkpoints."),
     "doctor": ("provisioner.cli.doctor:doctor", "Check this machine, the credentials and the store."),
 }
 

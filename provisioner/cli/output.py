@@ -10,8 +10,13 @@ import click
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document and nothing else."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
+    """Print one JSON document and nothing else. A name that is not UTF-8 is escaped, as Python keeps it."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=_plain)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2, default=_plain)
+    click.echo(text)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
