@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+_PART = 32 * 1024
 MODIFIED = "Wed, 21 Oct 2015 07:28:00 GMT"
 
 
@@ -48,6 +49,8 @@ class Scripted(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.rule: Callable[[Asked], Answer] = lambda _: Answer()
         self.asked: list[Asked] = []
+        self.on_part: Callable[[int], None] = lambda _: None
+        """Is called for each part of a body, with its size."""
 
     @property
     def url(self) -> str:
@@ -71,7 +74,12 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1  # headers and body leave in one piece
 
     def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        left = int(self.headers.get("Content-Length") or 0)
+        while left and (part := self.rfile.read1(min(left, _PART))):
+            self.server.on_part(len(part))
+            body += part
+            left -= len(part)
         asked = Asked(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
         self.server.asked.append(asked)
         answer = self.server.rule(asked)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     """Gives a key with its end, and is asked again before that. Raises Unauthorized, Unreachable."""
 
 
+class NoKeyError(Exception):
+    """Raised where obstore asks for a key and there is none; ``refusals`` knows it by its name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """A key for the store: an S3 key, or the JSON of a Google service account. Its ``repr`` shows nothing."""

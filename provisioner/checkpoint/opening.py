@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 from obstore import exceptions as refused
 from obstore.store import GCSStore, LocalStore, MemoryStore, S3Store
 
-from provisioner.checkpoint.credentials import Credentials, google_kind
+from provisioner.checkpoint.credentials import Credentials, NoKeyError, google_kind
 from provisioner.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -32,8 +32,15 @@ CONNECT_S = 5.0
 QUIET_S = 30.0
 """A request to which nothing comes for so long is given up, in seconds. Long writes are exempt: nothing is heard
 while they are sent."""
+SLOW_READ = 5
+"""How many times longer than a write a read may take while bytes come."""
 
 _VIRTUAL_HOST_ONLY = (".aliyuncs.com", ".myqcloud.com", ".amazonaws.com", ".amazonaws.com.cn")
+_OTHER_ROLES = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
 _ANONYMOUS = '{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}'
 _GOOGLE = "https://storage.googleapis.com"
 
@@ -89,7 +96,7 @@ def _s3(
 ) -> Opened:
     region = region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     endpoint = endpoint or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or _aws(region)
-    address, in_host = _address(bucket, endpoint.rstrip("/"))
+    address, in_host = _address(bucket, _checked(f"s3://{bucket}", endpoint.rstrip("/")))
     config: dict[str, Any] = {
         "region": region,
         "endpoint": address,
@@ -98,7 +105,7 @@ def _s3(
         "disable_bulk_delete": True,  # not known to every service that speaks S3
         "unsigned_payload": _private(urlsplit(address)),
     }
-    credentials = credentials or _key_in(environ)
+    credentials = credentials or _key_in(environ) or _none_at_all(environ)
     provider: Renewed | None = None
     if isinstance(credentials, Credentials):
         if credentials.service_account is not None:
@@ -173,19 +180,33 @@ def _both(
     bucket_in_host: str = "",
 ) -> Opened:
     """Open a store twice: reqwest counts the time in which a body is sent as silence of the other side."""
-    parts = urlsplit(address)
+    parts = urlsplit(_checked(uri, address))
     patient: ClientConfig = {
         "timeout": timedelta(seconds=timeout_s),
         "connect_timeout": timedelta(seconds=min(CONNECT_S, timeout_s)),
         "allow_http": parts.scheme == "http",
     }
     quick: ClientConfig = {**patient, "read_timeout": timedelta(seconds=min(QUIET_S, timeout_s))}
+    if timeout_s > QUIET_S:  # silence is noticed, so a slow line may take its time
+        quick["timeout"] = timedelta(seconds=SLOW_READ * timeout_s)
     hint = parts._replace(netloc=f"{bucket_in_host}.{parts.netloc}").geturl() if bucket_in_host else ""
     try:
         return Opened(store(quick), store(patient), prefix, plain_links, hint)
     except (refused.BaseError, ValueError) as error:
         kind = type(error).__name__  # its text may quote the key
     raise ConfigError(f"{uri}: the key or the address cannot be read ({kind})", hint="see the store's settings")
+
+
+def _checked(uri: str, address: str) -> str:
+    """Return the address of a service. The library below breaks off the process over a wrong one."""
+    try:
+        parts = urlsplit(address)
+        plain = address.isascii() and address.isprintable() and " " not in address
+        if parts.scheme in {"http", "https"} and parts.hostname and plain and (parts.port is None or parts.port > 0):
+            return address
+    except ValueError:  # a port that is no number, half an IPv6 address
+        pass
+    raise ConfigError(f"{uri}: {address!r} is no address of a service", hint="write https://HOST or http://HOST:PORT")
 
 
 def _retry() -> RetryConfig:
@@ -237,6 +258,17 @@ def _private(address: SplitResult) -> bool:
 def _key_in(environ: Mapping[str, str]) -> Credentials | None:
     key, secret = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
     return Credentials(key, secret, environ.get("AWS_SESSION_TOKEN") or None) if key and secret else None
+
+
+def _none_at_all(environ: Mapping[str, str]) -> Renewed | None:
+    """Ask no machine for its role where the variable of AWS's tools says that there is none."""
+    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true" or any(map(environ.get, _OTHER_ROLES)):
+        return None
+
+    def refuse() -> S3Credential:
+        raise NoKeyError
+
+    return refuse
 
 
 def _fixed(key: Credentials) -> Renewed:

@@ -20,6 +20,7 @@ _BUSY = {429, 503}
 _PASSING = {408, 429, 500, 502, 503, 504}
 _PASSING_CODES = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable"}
 _NO_BUCKET = "make the bucket first: terraform/modules/checkpoint_bucket, or your cloud's own tools"
+_NO_KEY = "set the key's environment variables"
 _KEY = "check the key or role, and what it may do here"
 _LINKS = "the account needs iam.serviceAccounts.signBlob to make start links; or give a service account's key file"
 
@@ -36,12 +37,16 @@ _INCOMPLETE = re.compile(
 
 @dataclass
 class Refusal(Exception):
-    """One try that failed. ``again``: another may succeed; ``busy``: the store asks for fewer requests."""
+    """One try that failed.
+
+    ``again``: another may succeed. ``busy``: the store asks for fewer requests. ``late``: it took too long.
+    """
 
     error: CloudError
     status: int = 0
     again: bool = False
     busy: bool = False
+    late: bool = False
 
 
 def understood(error: BaseException, what: str, bucket_in_host: str = "") -> Refusal:
@@ -63,6 +68,8 @@ def understood(error: BaseException, what: str, bucket_in_host: str = "") -> Ref
 def _of_the_key(text: str, whole: str, what: str) -> Refusal | None:
     """Understand a refusal that came before the store was asked: from where the key is had."""
     if provider := _PROVIDER.search(text):
+        if provider[1] == "NoKeyError":
+            return Refusal(Unauthorized(f"{what}: no key was given", hint=_NO_KEY))
         if provider[1] == "Unreachable":
             return Refusal(Unreachable(f"{what}: no answer from where the key is renewed"), again=True)
         hint = "log in again, e.g. `aws sso login` or `gcloud auth application-default login`"
@@ -77,8 +84,7 @@ def _of_the_key(text: str, whole: str, what: str) -> Refusal | None:
     if "signBlob" in address[1]:
         return Refusal(Unauthorized(f"{what}: no permission to sign", hint=_LINKS), status)
     if "/latest/" in address[1] or "/computeMetadata/" in address[1]:
-        hint = "set the key's environment variables"
-        return Refusal(Unauthorized(f"{what}: no key was given and this machine has no role", hint=hint), status)
+        return Refusal(Unauthorized(f"{what}: no key was given and this machine has no role", hint=_NO_KEY), status)
     if not status:
         return Refusal(Unreachable(f"{what}: no answer from the service that gives the key"), again=True)
     return Refusal(Unauthorized(f"{what}: the service that gives the key answers {status}", hint=_KEY), status)
@@ -103,12 +109,19 @@ def _of_the_store(error: refused.BaseError, text: str, what: str, bucket_in_host
     if "LOCATION" in text or status in {301, 307, 308}:
         hint = "set checkpoint.region"
         return Refusal(StoreError(f"{what}: the bucket is in another region", hint=hint), status)
+    if word == "NoSuchBucket":
+        return Refusal(StoreError(f"{what}: no such bucket", hint=_NO_BUCKET), status)
     if status:
         return Refusal(StoreError(answer), status, again=status == 409)
+    return _of_the_line(error, text, what)
+
+
+def _of_the_line(error: refused.BaseError, text: str, what: str) -> Refusal:
+    """Understand what came without a status: no answer, half an answer, or a directory's refusal."""
     if _INCOMPLETE.search(text):
         return Refusal(StoreError(f"{what}: the store's answer is not whole"), again=True)
     if "HTTP error" in text or "timed out" in text:
-        return Refusal(Unreachable(f"{what}: no answer"), again=True)
+        return Refusal(Unreachable(f"{what}: no answer"), again=True, late="kind: Timeout" in str(error))
     if system := re.search(r"\(os error (\d+)\)", text):
         return Refusal(StoreError(f"{what}: {os.strerror(int(system[1]))}"))
     return Refusal(StoreError(f"{what}: {type(error).__name__}"))

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Buffer", "Credentials", "Store", "Stored", "open_store"]
 
 T = TypeVar("T")
+_ANSWERS = (Refusal, refused.BaseError, OSError, ValueError)
 Buffer: TypeAlias = bytes | bytearray | memoryview | obstore.Bytes
 
 DELETES_AT_ONCE = 16
@@ -189,13 +191,16 @@ class Store:
 
     def exists(self, key: str) -> bool:
         """Say whether there is an object. Raises Unreachable, Unauthorized, StoreError."""
+        return self.size(key) is not None
 
-        def attempt() -> bool:
+    def size(self, key: str) -> int | None:
+        """Return the size of an object in bytes, None where there is none. Raises as ``exists``."""
+
+        def attempt() -> int | None:
             try:
-                obstore.head(self._raw, self._prefix + key)
+                return obstore.head(self._raw, self._prefix + key)["size"]
             except FileNotFoundError:
-                return False
-            return True
+                return None
 
         return self._ask("look for", key, attempt)
 
@@ -207,10 +212,11 @@ class Store:
         body: Buffer | list[Buffer]
         body = data if isinstance(data, bytes | bytearray | memoryview | obstore.Bytes) else list(data)
         size = sum(map(len, body)) if isinstance(body, list) else len(body)
-        raw = self._place.patient if size > LONG_WRITE_BYTES else self._raw
+        long = size > LONG_WRITE_BYTES
+        raw = self._place.patient if long else self._raw
         if isinstance(raw, MemoryStore):  # it would keep the caller's buffers, which are used again
             body = b"".join(body) if isinstance(body, list) else bytes(body)
-        self._ask("write", key, lambda: obstore.put(raw, self._prefix + key, body, use_multipart=False))
+        self._ask("write", key, lambda: obstore.put(raw, self._prefix + key, body, use_multipart=False), long=long)
 
     def create(self, key: str, data: bytes) -> bool:
         """Write an object only if there is none; False: the store says that there is one.
@@ -298,18 +304,29 @@ class Store:
     def _name(self, key: str) -> str:
         return f"{self.uri.rstrip('/')}/{key}"
 
-    def _ask(self, verb: str, key: str, attempt: Callable[[], T]) -> T:
+    def _ask(self, verb: str, key: str, attempt: Callable[[], T], *, long: bool = False) -> T:
+        turns = self._line.turns
+
         def once() -> T:
             self._line.count(requests=1)
             try:
-                return attempt()
-            except (Refusal, refused.BaseError, OSError, ValueError) as error:
+                with turns if long else nullcontext(0.0) as began:
+                    answer = attempt()
+            except BaseException as error:
+                if not isinstance(error, _ANSWERS) and type(error).__name__ != "PanicException":  # obstore broke off
+                    raise
                 refusal = understood(error, f"cannot {verb} {self._name(key)}", self._place.bucket_in_host)
+            else:
+                if long:
+                    turns.took(began, too_long=False)
+                return answer
+            if long and refusal.late:
+                turns.took(began, too_long=True)
             if verb == "create" and refusal.status in {400, 501}:
                 self._line.create_refused = True
             raise refusal
 
-        return self._line.ask(once)
+        return self._line.ask(once, long=long)
 
 
 def open_store(
@@ -326,9 +343,9 @@ def open_store(
     """Open ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``file:///directory`` or ``memory://``.
 
     No request is made. ``credentials`` None means the environment's key or the machine's own role, which is renewed
-    as it ends. ``timeout_s`` is for one request, ``retry_s`` for all its tries together (0: one try); no try begins
-    after it. Raises ConfigError for another URI or a key that cannot be read, StoreError for a directory that cannot
-    be made.
+    as it ends. ``timeout_s`` is for one request (a read may take longer while bytes come), ``retry_s`` for all its
+    tries together (0: one try); no try begins after it, but a long write that took too long has a second one. Raises
+    ConfigError for another URI or a key that cannot be read, StoreError for a directory that cannot be made.
     """
     place = opened(uri, endpoint=endpoint, region=region, credentials=credentials, timeout_s=timeout_s, environ=environ)
-    return Store(place, uri, place.prefix, Line(retry_s, sleep))
+    return Store(place, uri, place.prefix, Line(retry_s, timeout_s, sleep))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Verdict = Literal["ok", "warn", "fail", "skip"]
 
+RETRY_S = 10.0
+"""How long a store that does not answer is asked again: somebody waits at the terminal."""
 CLOCK_S = 60.0
 """Requests are signed with the time: stores refuse them when two clocks differ by some minutes."""
 
@@ -155,7 +157,7 @@ def _stores(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
         check = f"replicas[{number - 1}]" if number else "store"
 
         def look(check: str = check, store: StoreConfig = store) -> list[Finding]:
-            return _probed(check, open_as_controller(store, environ).at(config.job.name))
+            return _probed(check, open_as_controller(store, environ, retry_s=RETRY_S).at(config.job.name))
 
         yield from _run_all(check, look)
         for cloud in clouds:

@@ -34,13 +34,17 @@ def controller_credentials(store: StoreConfig, environ: Mapping[str, str]) -> Cr
     return accounts.own(store.uri, environ)
 
 
-def open_as_controller(store: StoreConfig, environ: Mapping[str, str]) -> Store:
-    """Open a store of the configuration, not yet below the job's name. Makes no request. Raises ConfigError."""
+def open_as_controller(store: StoreConfig, environ: Mapping[str, str], *, retry_s: float = 60.0) -> Store:
+    """Open a store of the configuration, not yet below the job's name. Makes no request.
+
+    ``retry_s`` as for ``open_store``. Raises ConfigError, StoreError.
+    """
     return open_store(
         store.uri,
         endpoint=store.endpoint,
         region=store.region,
         credentials=controller_credentials(store, environ),
+        retry_s=retry_s,
         environ=environ,
     )
 

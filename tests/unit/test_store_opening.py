@@ -193,6 +193,25 @@ def test_the_machines_role_is_asked_again_while_its_service_is_busy(server, stat
         store.put("k", b"x")
 
 
+def test_no_machine_is_asked_for_a_role_where_the_environment_says_there_is_none(server):
+    environ = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": server.url, "AWS_EC2_METADATA_DISABLED": "true"}
+    store = open_store("s3://b/p", endpoint=server.url, environ=environ)
+    with pytest.raises(Unauthorized, match="cannot write s3://b/p/k: no key was given") as caught:
+        store.put("k", b"x")
+    assert caught.value.hint
+    assert server.asked == []
+
+
+def test_nonsense_from_the_place_of_the_role_is_an_error_of_ours(server):
+    """obstore breaks off with a panic, which is no Exception: a login page in the way is enough for that."""
+    server.rule = lambda asked: Answer(200, b"<html>log in</html>\n<p>here")
+    environ = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": server.url}
+    store = open_store("s3://b/p", endpoint=server.url, environ=environ, retry_s=0)
+    with pytest.raises((StoreError, Unauthorized)) as caught:
+        store.put("k", b"x")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("code", ["SecondLevelDomainForbidden", "PathStyleDomainForbidden", "InvalidPathAccess"])
 def test_a_service_that_refuses_paths_gets_its_setting_named(server, code):
     server.script(error(403, code))
