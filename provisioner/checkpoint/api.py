@@ -22,7 +22,7 @@ from provisioner.checkpoint.copying import Copied
 from provisioner.checkpoint.credentials import Credentials
 from provisioner.checkpoint.inputs import Where
 from provisioner.checkpoint.layout import Position
-from provisioner.checkpoint.listing import Checkpoint, Verified, described, listed, verified
+from provisioner.checkpoint.listing import Checkpoint, Verified, below, described, listed, refuse_other, verified
 from provisioner.checkpoint.restore import Restored, committed, load, pull, refuse_taken
 from provisioner.checkpoint.save import Commit, Saver
 from provisioner.checkpoint.store import Store, open_store
@@ -319,16 +319,22 @@ class CheckpointStore:
         step: int | None = None,
         epoch: int | None = None,
         *,
+        replace: bool = False,
         progress: Progress | None = None,
         cancel: threading.Event | None = None,
     ) -> Copied:
         """Copy a checkpoint (None: the newest) to another store, with every hash checked on its way.
 
+        ``replace``: also where another checkpoint of the same step and epoch is there already.
+
         Raises:
+            ConfigError: Another one is there already.
             StoreError: There is no such checkpoint, or (CorruptCheckpoint) it is damaged.
         """
         target = CheckpointStore(other) if isinstance(other, str) else other
         one = self.find(step, epoch)
+        if not replace and not inputs.is_absent(target.uri):
+            refuse_other(self.store, target.store, one.position)
         return copying.copy(self.store, target.store, one.position, job=self.job, progress=progress, cancel=cancel)
 
     def outstanding(self, other: CheckpointStore, checkpoint: Checkpoint) -> int:
@@ -337,6 +343,11 @@ class CheckpointStore:
         if manifest is None or inputs.is_absent(other.uri):
             return sum(manifest.packs.values()) if manifest else 0
         return copying.outstanding(other.store, manifest)
+
+    def inside(self) -> str:
+        """Return a line that names the places with checkpoints below this one; nothing where there are none."""
+        names = [] if inputs.is_absent(self.uri) else below(self.store)
+        return f"below it there are {', '.join(names)}: name one, as {self.uri}/{names[0]}" if names else ""
 
     def _opened(self) -> Store:
         if self._store is None:
@@ -366,7 +377,8 @@ class CheckpointStore:
         wanted = f" of step {step}" if step is not None else ""
         wanted += f" of epoch {epoch}" if epoch is not None else ""
         steps = ", ".join(str(position.step) for position in positions[:5])
-        raise StoreError(f"{self.uri}: no checkpoint{wanted}", hint=f"the newest steps are {steps}" if steps else "")
+        hint = f"the newest steps are {steps}" if positions else self.inside()
+        raise StoreError(f"{self.uri}: no checkpoint{wanted}", hint=hint)
 
     def _described(self, position: Position) -> Checkpoint:
         try:

@@ -125,11 +125,12 @@ class AsyncCheckpointStore:
         step: int | None = None,
         epoch: int | None = None,
         *,
+        replace: bool = False,
         progress: Progress | None = None,
     ) -> Copied:
         """Copy a checkpoint to another store."""
         target = other.sync if isinstance(other, AsyncCheckpointStore) else other
-        return await _cancellable(self.sync.copy_to, target, step, epoch, progress=progress)
+        return await _cancellable(self.sync.copy_to, target, step, epoch, replace=replace, progress=progress)
 
 
 async def _cancellable(call: Callable[..., T], *arguments: object, **options: object) -> T:

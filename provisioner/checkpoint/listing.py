@@ -16,11 +16,14 @@ from provisioner.checkpoint.manifest import Blob, Manifest
 from provisioner.checkpoint.restore import load
 from provisioner.checkpoint.store import Store, Stored
 from provisioner.checkpoint.verify import verify
-from provisioner.errors import CorruptCheckpoint
+from provisioner.errors import ConfigError, CorruptCheckpoint
 from provisioner.model import JobRef
 
 THREADS = 4
 """Manifests that are read at once. One of a TB takes some dozen MB of memory."""
+
+LOOK_INTO = 20
+"""Folders that are looked into, where somebody has named the store and not the place in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,35 @@ def listed(store: Store, job: JobRef | None) -> list[Checkpoint]:
             seen.update(packs)
             found.append(changed(checkpoint, new_bytes=None if checkpoint.problem else new))
     return found[::-1]
+
+
+def below(store: Store) -> list[str]:
+    """Return the first folders of a store that hold checkpoints themselves, as that of several jobs does."""
+    names = [name for name in store.folders("") if not name.startswith(".")][:LOOK_INTO]
+    return [name for name in names if layout.CHECKPOINTS in store.folders(name)]
+
+
+def refuse_other(source: Store, target: Store, position: Position) -> None:
+    """Raise ConfigError when ``target`` has another checkpoint at this position; one that is damaged is no obstacle."""
+    try:
+        theirs = load(target, position, None)
+    except CorruptCheckpoint:
+        return
+    ours = load(source, position, None) if theirs is not None else None
+    if theirs is not None and ours is not None and _content(theirs) != _content(ours):
+        raise ConfigError(
+            f"{target.uri}: another checkpoint of step {position.step} is there already",
+            hint="copy to another prefix, or force it",
+        )
+
+
+def _content(manifest: Manifest) -> tuple[object, ...]:
+    """Return what is in a checkpoint, wherever it is stored."""
+    files = tuple(
+        (file.path, file.size, file.mode, tuple((blob.length, blob.digest) for blob in file.blobs))
+        for file in manifest.files
+    )
+    return manifest.job, manifest.entry, files, manifest.folders, manifest.links, manifest.metadata
 
 
 def verified(

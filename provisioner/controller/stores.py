@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:  # `failover status` reads no configuration, and starts quickly
@@ -30,7 +30,23 @@ class Place:
     region: str
 
 
-def place(store: StoreConfig) -> Place:
+class Addressed(Protocol):
+    """What tells where a store is."""
+
+    @property
+    def uri(self) -> str:
+        """``s3://bucket/prefix`` and the like."""
+
+    @property
+    def endpoint(self) -> str | None:
+        """URL of its service; None: the cloud's own."""
+
+    @property
+    def region(self) -> str | None:
+        """Region of its bucket, where that is said."""
+
+
+def place(store: Addressed) -> Place:
     """Tell where a store is from its URI, its endpoint and the region that is written for it."""
     scheme = urlsplit(store.uri).scheme
     if scheme == "file":

@@ -457,6 +457,15 @@ def test_without_a_key_or_a_bucket_the_store_says_so(run: Any, moto: Server, mon
     assert "no such bucket" in err
 
 
+def test_a_service_whose_address_is_none_is_refused(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    for address in ("nonsense", "http://", "http://host:port", "http://a b", "http://[::1", "ftp://host"):
+        code, _, err = run("ls", "s3://bucket/x", "--endpoint", address)
+        assert code == 2
+        assert "is no address of a service" in err
+
+
 def test_a_file_that_cannot_be_read_is_named() -> None:
     @one_line
     def command() -> int:

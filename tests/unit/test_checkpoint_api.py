@@ -307,6 +307,30 @@ def test_copies_hold_the_same_and_are_not_sent_twice(store: CheckpointStore, tmp
     assert content(tmp_path / "out") == content(tmp_path / "step-1")
 
 
+def test_a_copy_does_not_replace_another_checkpoint_of_the_same_step_unasked(
+    store: CheckpointStore, root: Path, tmp_path: Path
+) -> None:
+    other = CheckpointStore(f"file://{tmp_path}/other")
+    store.save(write(tmp_path / "a", 1), 7)
+    other.save(write(tmp_path / "b", 2), 7)
+    with pytest.raises(ConfigError, match="another checkpoint of step 7 is there already"):
+        store.copy_to(other)
+    store.copy_to(other, replace=True)
+    other.restore(tmp_path / "out")
+    assert content(tmp_path / "out") == content(tmp_path / "a")
+
+
+def test_who_names_a_store_and_not_the_place_in_it_is_told_what_there_is(root: Path, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        CheckpointStore(f"file://{root}/{name}").save(write(tmp_path / name))
+    (root / "else").mkdir()
+    store = CheckpointStore(f"file://{root}")
+    assert store.list() == []
+    with pytest.raises(StoreError, match="no checkpoint") as raised:
+        store.restore(tmp_path / "out")
+    assert raised.value.hint == f"below it there are first, second: name one, as file://{root}/first"
+
+
 def test_looking_at_a_directory_that_is_not_there_does_not_make_it(store: CheckpointStore, tmp_path: Path) -> None:
     assert (store.latest(), store.list()) == (None, [])
     for call in (
@@ -364,6 +388,7 @@ def test_a_link_that_is_named_is_followed(store: CheckpointStore, tmp_path: Path
 @pytest.mark.parametrize(
     "uri",
     [
+        *("s3://bu cket/x", "s3://b:80/x", "s3://b/a//b", "s3://b/../x", "s3://b[", "s3://b/x\n", "file:///a\nb"),
         "ftp://x/y",
         "directory",
         "file://relative/x",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from provisioner.cli.checkpoint.attended import attended, one_line
+from provisioner.cli.checkpoint.attended import Meter, attended, one_line
 from provisioner.cli.checkpoint.places import json_option, opened, place_options
 from provisioner.cli.checkpoint.words import (
     DurationType,
@@ -24,6 +24,8 @@ from provisioner.cli.output import print_json, print_table
 from provisioner.errors import ConfigError, ExitCode, Interrupted
 
 if TYPE_CHECKING:
+    import threading
+
     from provisioner.checkpoint.listing import Checkpoint, Verified
     from provisioner.checkpoint.sweep import Swept
 
@@ -39,12 +41,17 @@ def ls_command(uri: str | None, endpoint: str | None, region: str | None, *, as_
     NEW is what a checkpoint has in the store that no older one has.
     """
     place = opened(uri, endpoint, region)
-    found = attended(lambda _meter, _cancel: place.store.list(), label="reading", retries=place.retries)
+
+    def work(_meter: Meter, _cancel: threading.Event) -> tuple[list[Checkpoint], str]:
+        found = place.store.list()
+        return found, "" if found else place.store.inside()
+
+    found, hint = attended(work, label="reading", retries=place.retries)
     if as_json:
         print_json([checkpoint_json(one) for one in found])
         return 0
     if not found:
-        click.echo(f"{place.uri}: no checkpoints", err=True)
+        click.echo(f"{place.uri}: no checkpoints{f'; {hint}' if hint else ''}", err=True)
         return 0
     jobs = len({one.job for one in found if not one.problem}) > 1
     columns = ["step", "epoch", "size", "new", "files", "age", "entry", "metadata", "state", *(["job"] if jobs else [])]
@@ -81,7 +88,7 @@ def verify_command(
     place = opened(uri, endpoint, region)
     begun = time.monotonic()
 
-    def work(meter: Any, cancel: Any) -> tuple[list[Verified], int]:
+    def work(meter: Meter, cancel: threading.Event) -> tuple[list[Verified], int]:
         found = place.store.verify(step, epoch, everything=everything, quick=quick, progress=meter, cancel=cancel)
         return found, meter.total
 

@@ -151,6 +151,7 @@ def pull_command(
 @click.option("--step", type=int, help="This checkpoint; else the newest.")
 @click.option("--epoch", type=int, help="Of this placement of a job; else of the newest that has the step.")
 @click.option("--all", "everything", is_flag=True, help="All of them, newest first.")
+@click.option("--force", is_flag=True, help="Replace another checkpoint of the same step, too.")
 @click.option("--to-endpoint", metavar="URL", help="Address of DST's service; else --endpoint where both are s3://.")
 @click.option("--to-region", metavar="NAME", help="Region of DST's bucket; else as above.")
 @place_options
@@ -166,6 +167,7 @@ def copy_command(
     region: str | None,
     *,
     everything: bool,
+    force: bool,
     as_json: bool,
 ) -> int:
     """Copy checkpoints from SRC to DST, both URIs; what is there already is not sent again.
@@ -184,7 +186,7 @@ def copy_command(
         to_region or (source.region if alike and not to_endpoint else None),
         make=True,
     )
-    copying = _Copying(source, target, step, epoch, everything=everything)
+    copying = _Copying(source, target, step, epoch, everything=everything, force=force)
     attended(
         copying,
         label="copying",
@@ -209,7 +211,9 @@ class _Failed:
 class _Copying:
     """Copies one checkpoint or all, and keeps what became of each."""
 
-    def __init__(self, source: Place, target: Place, step: int | None, epoch: int | None, *, everything: bool) -> None:
+    def __init__(
+        self, source: Place, target: Place, step: int | None, epoch: int | None, *, everything: bool, force: bool
+    ) -> None:
         self.copied: list[Copied] = []
         self.failed: list[_Failed] = []
         self.source = source
@@ -217,6 +221,7 @@ class _Copying:
         self._step = step
         self._epoch = epoch
         self._everything = everything
+        self._force = force
 
     def __call__(self, meter: Meter, cancel: threading.Event, /) -> None:
         for one in self._chosen():
@@ -263,7 +268,9 @@ class _Copying:
             raise CorruptCheckpoint(f"{self.source.uri}/{one.key}: {one.problem}")
         meter.say(_forecast(self.source, self.target, one, self.source.store.outstanding(self.target.store, one)))
         self.copied.append(
-            self.source.store.copy_to(self.target.store, one.step, one.epoch, progress=meter, cancel=cancel)
+            self.source.store.copy_to(
+                self.target.store, one.step, one.epoch, replace=self._force, progress=meter, cancel=cancel
+            )
         )
 
     def _fails(self, one: Checkpoint, problem: str, meter: Meter) -> None:

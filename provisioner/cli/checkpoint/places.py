@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,13 +40,12 @@ class Place:
 
     def located(self) -> Location:
         """Return its cloud and region, where something tells them."""
-        from provisioner.config import StoreConfig
         from provisioner.controller.stores import place
 
-        region = self.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-        at_aws = self.uri.startswith("s3://")
-        region = region if at_aws else self.region
-        return place(StoreConfig.model_construct(uri=self.uri, endpoint=self.endpoint, region=region))
+        region = self.region
+        if region is None and self.uri.startswith("s3://"):
+            region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        return place(replace(self, region=region))
 
 
 def place_options(command: F) -> F:
