@@ -17,14 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from provisioner.checkpoint import accounts, copying, epochs, inputs, layout, sweep, usage
+from provisioner.checkpoint import accounts, copying, inputs, layout, sweep
+from provisioner.checkpoint.by_hand import ByHand
 from provisioner.checkpoint.copying import Copied
 from provisioner.checkpoint.credentials import Credentials
 from provisioner.checkpoint.inputs import Where
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.listing import Checkpoint, Verified, below, described, listed, refuse_other, verified
 from provisioner.checkpoint.restore import Restored, committed, load, pull, refuse_taken
-from provisioner.checkpoint.save import Commit, Saver
+from provisioner.checkpoint.save import Commit
 from provisioner.checkpoint.store import Store, open_store
 from provisioner.checkpoint.sweep import Swept
 from provisioner.errors import ConfigError, CorruptCheckpoint, StoreError
@@ -77,16 +78,13 @@ class CheckpointStore:
         if isinstance(uri, str):
             inputs.check_uri(uri)
         self.job = job
-        self.epoch = epoch
         self.report = report
         self._endpoint = endpoint
         self._region = region
         self._credentials: Credentials | Renewed | None = credentials
         self._store: Store | None = uri if isinstance(uri, Store) else None
         self.uri = uri.uri if isinstance(uri, Store) else uri
-        self._saver: Saver | None = None
-        self._saving = threading.Lock()
-        self._distrust: set[str] = set()
+        self._hand = ByHand(job, epoch)
         if not inputs.is_absent(self.uri):
             self._opened()
 
@@ -102,7 +100,7 @@ class CheckpointStore:
 
     def close(self) -> None:
         """Forget what the last save knows of the store. Nothing needs to be closed, and more may follow."""
-        self._saver = None
+        self._hand.forget()
 
     @property
     def store(self) -> Store:
@@ -153,18 +151,17 @@ class CheckpointStore:
         """
         entry = inputs.entry(path, self.uri)
         values = inputs.plain(metadata or {})
-        with self._saving:
-            owned = self.job is not None and self.epoch is not None
-            used = self._usage()
-            number = inputs.step(self.uri, entry, step, used, free=owned or used.job is None or force)
-            epoch = used.epoch if self.epoch is None else self.epoch
-            if not replace and Position(epoch, number) in used.positions:
-                raise ConfigError(f"{self.uri}: step {number} is there already", hint="choose another, or force it")
-            if not owned and used.job is not None and not force:
-                usage.refuse_running(self.store)
-            saver = self._prepared(used.job, epoch, owned=owned, force=force, resend=resend)
-            saver.cancel = cancel or threading.Event()
-            return saver.save(entry, number, values, progress)
+        return self._hand.save(
+            self.store,
+            entry,
+            step,
+            values,
+            progress,
+            replace=replace if step is not None else False,
+            force=force,
+            resend=resend,
+            cancel=cancel or threading.Event(),
+        )
 
     def latest(self) -> Checkpoint | None:
         """Return the newest checkpoint whose manifest is whole; None where there is none."""
@@ -239,7 +236,7 @@ class CheckpointStore:
                 )
             except CorruptCheckpoint as error:
                 if manifest is not None:
-                    self._distrust.update(manifest.packs)  # one is damaged, and nobody has looked at the others
+                    self._hand.distrust.update(manifest.packs)  # one is damaged, and nobody has looked at the others
                 if step is not None:
                     raise CorruptCheckpoint(f"{self.uri}/{key}: {error}", hint=error.hint) from None
                 self.report(f"{key} is not usable ({error}); taking the next one")
@@ -277,7 +274,7 @@ class CheckpointStore:
             progress=progress,
             cancel=cancel,
         )
-        self._distrust.update(identity for one in found for identity in one.damaged)
+        self._hand.distrust.update(identity for one in found for identity in one.damaged)
         return found
 
     def remove(self, step: int, epoch: int | None = None, *, force: bool = False, dry_run: bool = False) -> Checkpoint:
@@ -388,31 +385,3 @@ class CheckpointStore:
         if manifest is None:
             return Checkpoint(position.step, position.epoch, problem=FOREIGN)
         return described(manifest)
-
-    def _usage(self) -> usage.Usage:
-        if self._saver is not None:
-            return usage.usage(self.store, self._saver.job, known=True)
-        return usage.usage(self.store, self.job)
-
-    def _prepared(self, job: JobRef | None, epoch: int, *, owned: bool, force: bool, resend: bool) -> Saver:
-        """Return who saves. It is kept, since it knows what the store holds."""
-        store = self.store
-        inputs.check_epoch(epoch)
-
-        def fence() -> None:
-            if owned:
-                epochs.check_newer(store, epoch)
-            elif job is not None and not force:
-                usage.refuse_newer(store, epoch)
-                usage.refuse_running(store)
-
-        if resend:
-            packs = (layout.pack_of(stored.key) for stored in store.objects(layout.PACKS))
-            self._distrust.update(identity for identity in packs if identity)
-        saver = self._saver
-        wanted = job, epoch, frozenset(self._distrust)
-        if saver is None or (saver.job, saver.epoch, saver.distrust) != wanted:
-            saver = Saver(store, job, epoch, fence, distrust=wanted[2])
-        saver.fence = fence
-        self._saver = saver
-        return saver

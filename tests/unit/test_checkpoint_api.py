@@ -113,6 +113,22 @@ def test_a_step_that_is_given_may_be_an_older_one_and_replaces_its_own(store: Ch
     assert content(tmp_path / "out") == content(tmp_path / "c")
 
 
+def test_two_who_save_at_once_get_a_step_each(store: CheckpointStore, tmp_path: Path) -> None:
+    other = CheckpointStore(store.uri)
+    theirs: list[int] = []
+
+    def meanwhile(*_: int) -> None:
+        if not theirs:
+            theirs.append(other.save(write(tmp_path / "theirs", 2)).position.step)
+
+    assert store.save(write(tmp_path / "ours", 1), progress=meanwhile).position.step == 2
+    assert theirs == [1]
+    assert [found.entry for found in store.list()] == ["ours", "theirs"]
+    theirs.clear()
+    with pytest.raises(ConfigError, match="step 3 is there already"):
+        store.save(tmp_path / "ours", 3, progress=lambda *_: other.save(tmp_path / "theirs", 3), replace=False)
+
+
 @pytest.mark.parametrize("kind", ["checkpoints", "packs"])
 def test_restore_takes_an_older_one_and_says_so_but_never_when_a_step_was_asked_for(
     store: CheckpointStore, lines: list[str], root: Path, tmp_path: Path, kind: str
