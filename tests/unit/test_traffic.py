@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal
+from types import SimpleNamespace
 
 from click.testing import CliRunner
 
 from provisioner.cli.plan import plan as plan_command
 from provisioner.cli.report import print_report
 from provisioner.cli.status import status as status_command
+from provisioner.cli.timeline import line
 from provisioner.cli.traffic import copy_lines, egress_words, size_words
 from provisioner.config import StoreConfig
 from provisioner.controller import traffic
 from provisioner.controller.directory import JobDirectory, JobRecord, state_root
+from provisioner.controller.effects import _View
 from provisioner.controller.records import Begun, Claimed, Finished, Placement, Released, Transfer, Watched
 from provisioner.controller.report import build_report
 from provisioner.model import Ending, Gpu, JobRef, Market, Money, Node, Offer
@@ -111,6 +114,27 @@ def test_the_report_adds_up_over_all_machines_and_says_it_in_words(capsys):
     assert "gs://bucket/p: step 40, 2.40 GB sent, about $0.11 egress, list prices of 2026-05" in text
     assert "s3://oss/p: no copy yet, 0 B sent, no egress to pay, behind by 3 (no answer)" in text
     assert "gs://bucket/p: 2.00 GB fetched, about $0.24 egress, list prices of 2026-05" in text
+
+
+def test_the_controller_tells_each_copy_and_a_replica_that_breaks_once():
+    told: list[tuple[str, dict]] = []
+    world = SimpleNamespace(
+        stores=lambda: STORES,
+        events=SimpleNamespace(emit=lambda kind, **fields: told.append((kind, fields))),
+        _forget_start=lambda _epoch, _token: None,
+    )
+    where = offer("aws", "us-east-1")
+    node = Node("i-1", where, JOB, 1, "token", claimed_at=0.0)
+    view = _View(world, Claimed(where, 0.0, node, None), Begun(0, 1), ())
+    view.changed(node, {"step": 1}, first=True)
+    for _ in range(3):
+        view.changed(node, BEAT, first=False)
+    assert [(kind, fields["uri"]) for kind, fields in told if kind != "heartbeat"] == [
+        ("copied", "gs://bucket/p"),
+        ("copy_failed", "s3://oss/p"),
+    ]
+    words = [line({"kind": kind, **fields}) for kind, fields in told]
+    assert "epoch 1: no copies at s3://oss/p for now: no answer" in words
 
 
 def test_a_report_of_an_older_version_still_prints(capsys):
