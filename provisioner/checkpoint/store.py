@@ -24,11 +24,10 @@ from provisioner.checkpoint.credentials import Credentials
 from provisioner.checkpoint.opening import Opened, opened
 from provisioner.checkpoint.refusals import Refusal, understood
 from provisioner.checkpoint.retries import Line
-from provisioner.errors import StoreError
+from provisioner.checkpoint.streaming import Stream, TakeFailed, asked, too_short
+from provisioner.errors import CloudError, StoreError
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
-
     from provisioner.checkpoint.credentials import Renewed
 
 __all__ = ["Buffer", "Credentials", "Store", "Stored", "open_store"]
@@ -41,16 +40,6 @@ DELETES_AT_ONCE = 16
 """Objects are removed one a request: bulk removal is not known to every store that speaks S3."""
 LONG_WRITE_BYTES = 256 * 1024
 """A shorter body is sent at once, and an answer must begin to come soon."""
-STREAM_BYTES = 256 * 1024
-"""A body is handed on in pieces of about this size: they are hashed and written while they are in the cache."""
-
-
-class _TakeFailed(Exception):
-    """What the taker of a stream has raised; it is no answer of the store."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +107,15 @@ class Store:
             return b"" if self.exists(key) else None
 
         def attempt() -> Buffer | None:
-            ranged = not whole and self._line.ranges
-            options: GetOptions = {"range": (start, start + length)} if ranged else {}
             try:
-                answer = obstore.get(self._raw, self._prefix + key, options=options)
+                answer, is_part = asked(self._raw, self._prefix + key, start, start + length, self._line, whole=whole)
                 data = answer.bytes()
             except FileNotFoundError:
                 return None
-            except refused.GenericError as error:
-                if not ranged or "NotPartial" not in str(error):
-                    raise
-                self._line.ranges = False
-                return attempt()
-            part = data if ranged else memoryview(data)[start : start + length]
-            if len(part) == length:
-                return part
-            held = answer.meta["size"]
-            text = f"cannot read {self._name(key)}: {len(part)} bytes came where {length} were asked for"
-            raise Refusal(StoreError(text), again=held >= start + length)
+            part = data if is_part else memoryview(data)[start : start + length]
+            if len(part) != length:
+                raise too_short(self._name(key), len(part), length, again=answer.meta["size"] >= start + length)
+            return part
 
         return self._ask("read", key, attempt)
 
@@ -147,47 +127,17 @@ class Store:
         ``place`` counts from ``start``. A connection that breaks is taken up where it broke, so every byte is handed
         over once, in order. ``whole`` as for ``get_range``. Raises as that, and what ``take`` raises.
         """
-        done = 0
-
-        def attempt() -> bool:
-            nonlocal done
-            ranged = self._line.ranges and (done > 0 or not whole)
-            options: GetOptions = {"range": (start + done, start + length)} if ranged else {}
+        stream = Stream(self._raw, self._prefix + key, self._name(key), start, length, take, self._line, whole)
+        while True:
+            before = stream.done
             try:
-                answer = obstore.get(self._raw, self._prefix + key, options=options)
-            except FileNotFoundError:
-                return False
-            except refused.GenericError as error:
-                if not ranged or "NotPartial" not in str(error):
+                return self._ask("read", key, stream.attempt)
+            except TakeFailed as failed:
+                raise failed.error from None
+            except CloudError:
+                if stream.done == before:
                     raise
-                self._line.ranges = False
-                return attempt()
-            skip = 0 if ranged else start + done
-            for chunk in self._chunks(answer):
-                data = memoryview(chunk)[skip:]
-                skip = max(0, skip - len(chunk))
-                data = data[: length - done]
-                if data:
-                    try:
-                        take(done, data)
-                    except Exception as error:
-                        raise _TakeFailed(error) from error
-                    done += len(data)
-            if done == length:
-                return True
-            text = f"cannot read {self._name(key)}: {done} bytes came where {length} were asked for"
-            raise Refusal(StoreError(text), again=answer.meta["size"] >= start + length)
-
-        try:
-            return self._ask("read", key, attempt)
-        except _TakeFailed as failed:
-            raise failed.error from None
-
-    def _chunks(self, answer: obstore.GetResult) -> list[obstore.Bytes] | obstore.BytesStream:
-        """Return the body in pieces; a file of this machine at once, since obstore would read it by 8 KiB."""
-        if isinstance(self._raw, LocalStore | MemoryStore):
-            return [answer.bytes()]
-        return answer.stream(min_chunk_size=STREAM_BYTES)
+            self._line.count(retries=1)  # the line is bad, but it brings something
 
     def exists(self, key: str) -> bool:
         """Say whether there is an object. Raises Unreachable, Unauthorized, StoreError."""

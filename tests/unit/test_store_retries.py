@@ -136,6 +136,26 @@ def test_a_part_of_the_wrong_length_or_place_is_asked_for_again(server, store, w
         once.get_range("k", 2, 4)
 
 
+def test_a_stream_that_breaks_again_and_again_goes_on_where_it_broke_as_long_as_it_brings_something(server):
+    body = bytes(range(256)) * 4096 * 4  # 4 MiB, of which each answer brings about one
+    came = []
+
+    def rule(asked: Asked) -> Answer:
+        first, last = (int(part) for part in asked.headers["range"].removeprefix("bytes=").split("-"))
+        told = {"Content-Range": f"bytes {first}-{last}/{len(body)}"}
+        return Answer(206, body[first : min(last + 1, first + MIB)], told, length=last + 1 - first)
+
+    server.rule = rule
+    store = opened(server, [], retry_s=0)
+    assert store.stream("k", 10, len(body) - 20, lambda place, data: came.append((place, bytes(data))))
+    assert b"".join(data for _, data in came) == body[10:-10]
+    assert [place for place, _ in came] == [sum(len(data) for _, data in came[:n]) for n in range(len(came))]
+    assert store.retries == store.requests - 1 >= 3
+    server.script(error(503))
+    with pytest.raises(Unreachable):
+        store.stream("k", 0, 10, lambda *_: None)
+
+
 def test_an_object_that_ends_before_is_told_at_once(server, store):
     server.script(Answer(206, b"cd", {"Content-Range": "bytes 2-3/4"}))
     with pytest.raises(StoreError, match=r"s3://bucket/p/job/k: 2 bytes came where 8 were asked for"):
