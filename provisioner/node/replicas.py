@@ -67,6 +67,7 @@ class Replica:
         self._bytes = bytes_before
         self._error = ""
         self._failures = 0
+        self._random = random.Random()  # noqa: S311 - spreads retries
         self._awake = threading.Event()
         self._closing = threading.Event()
         self._cancel = threading.Event()
@@ -190,7 +191,7 @@ class Replica:
 
     def _pause(self) -> float:
         pause: float = min(LONGEST_PAUSE_S, 2.0 ** min(self._failures, 16))
-        return pause * random.uniform(0.7, 1.3)  # noqa: S311 - spreads retries
+        return pause * self._random.uniform(0.7, 1.3)
 
 
 class Replicas:

@@ -207,7 +207,8 @@ def test_while_a_slow_replica_copies_newer_commits_supersede_each_other(primary,
     gate.open.set()
     until(lambda: replica.state()["behind"] == 0)
     assert [step for _, step in heard.copied] == [10, 40]
-    assert replica.in_use() == set()
+    until(lambda: replica.in_use() == set())
+    replica.abandon()
 
 
 def test_a_broken_replica_is_told_once_and_neither_hammered_nor_waited_for(primary, other, tmp_path):
@@ -244,6 +245,7 @@ def test_a_replica_that_comes_back_gets_the_newest(primary, other, tmp_path, mon
     until(lambda: replica.state()["behind"] == 0)
     assert replica.state()["error"] is None
     assert heard.copied[-1] == ("other", 20)
+    replica.abandon()
 
 
 def test_a_replica_that_cannot_be_opened_is_broken_and_nothing_more(primary, tmp_path):
@@ -255,6 +257,8 @@ def test_a_replica_that_cannot_be_opened_is_broken_and_nothing_more(primary, tmp
     replica.start()
     replica.want(Position(1, 10), saved(primary, tmp_path, 10))
     until(lambda: replica.state()["error"] == "no such store")
+    replica.abandon()
+    until(lambda: replica.ended(0.1))
 
 
 def test_a_hanging_replica_gets_the_time_that_is_left_and_no_more(primary, other, tmp_path):
