@@ -74,7 +74,7 @@ def sweep_list(data: bytes | None) -> list[str]:
     """Return the ids that a sweep has written down; none when it is gone by now, or was not written by a sweep."""
     try:
         return [str(identity) for identity in json.loads(data or b"{}").get("packs", [])]
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         return []
 
 
@@ -86,12 +86,13 @@ def missing(store: Store, manifest: Manifest) -> set[str]:
     if not manifest.packs:
         return set()
     doomed = condemned(store)
+    return gone(store, manifest) | (doomed & manifest.packs.keys())
+
+
+def gone(store: Store, manifest: Manifest) -> set[str]:
+    """Return the packs of a manifest that are not there, or not of their size. Raises CloudError."""
     there = {stored.key: stored.size for stored in store.objects(layout.PACKS)}
-    return {
-        identity
-        for identity, size in manifest.packs.items()
-        if identity in doomed or there.get(layout.pack(identity)) != size
-    }
+    return {identity for identity, size in manifest.packs.items() if there.get(layout.pack(identity)) != size}
 
 
 def worth_replacing(manifest: Manifest, sizes: Sizes = STANDARD) -> set[str]:

@@ -126,8 +126,11 @@ class _Copying:
         self._entry = entry
         self._cancel = cancel
         self._content: dict[str, dict[int, tuple[File, int, Blob]]] = defaultdict(dict)
+        self._blobs: dict[str, Blob] = {}
+        """Where the source has a blob, by its hash."""
         for file, offset, blob in manifest.stored():
             self._content[blob.pack][blob.offset] = file, offset, blob
+            self._blobs[blob.digest] = blob
 
     def told_to_stop(self) -> None:
         """Raise Abandoned when somebody wants an end."""
@@ -179,13 +182,13 @@ class _Copying:
                         progress(done, total)
 
     def blob(self, file: File, offset: int, blob: Blob) -> bytes:
-        """Return the bytes of one blob, checked, from the disk or the source."""
-        return self._local(file, offset, blob) or self._remote(blob)
+        """Return the bytes of one blob of the target, checked, from the disk or the source."""
+        return self._local(file, offset, blob) or self._remote(self._blobs[blob.digest])
 
     def _pack(self, identity: str) -> bytes | memoryview:
         size = self._manifest.packs[identity]
         content = sorted(self._content[identity].items())
-        if self._entry is not None and sum(blob.length for _, (_, _, blob) in content) == size:
+        if self._entry is not None and _fills(content, size):
             parts = [self._local(*place) for _, place in content]
             if all(part is not None for part in parts):
                 return b"".join(part for part in parts if part is not None)
@@ -210,6 +213,16 @@ class _Copying:
         data = read(self._source, blob.pack, blob.offset, blob.length, self._manifest.packs[blob.pack])
         _check(blob, data)
         return bytes(data)
+
+
+def _fills(content: list[tuple[int, tuple[File, int, Blob]]], size: int) -> bool:
+    """Say whether blobs, by their offsets, lie side by side from the beginning of a pack to its end."""
+    at = 0
+    for offset, (_, _, blob) in content:
+        if offset != at:
+            return False
+        at += blob.length
+    return at == size
 
 
 def _check(blob: Blob, data: memoryview) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from provisioner.checkpoint import layout
 from provisioner.checkpoint.manifest import Blob, File, Manifest
 from provisioner.checkpoint.store import Store
 from provisioner.checkpoint.tree import STANDARD
-from provisioner.errors import Abandoned, CorruptCheckpoint
+from provisioner.errors import Abandoned, CorruptCheckpoint, StoreError
 
 GAP_BYTES = 256 * 1024
 """Bytes between two blobs of a pack that are rather read than paid for with another request."""
@@ -91,11 +92,13 @@ def fetch(
     threads: int,
     cancel: threading.Event,
     on_bytes: Callable[[int], None] = lambda _count: None,
+    on_damage: Callable[[DamagedPack], None] | None = None,
 ) -> int:
     """Bring every range into the sink, about ``8 * threads`` MiB of them at a time; return the bytes fetched.
 
-    ``on_bytes`` is told, in the caller's thread, of every finished range. Raises DamagedPack, Abandoned, CloudError,
-    OSError and what the sink raises, the first that happens.
+    ``on_bytes`` is told, in the caller's thread, of every finished range. With ``on_damage``, told in other threads,
+    damage is no end. Raises DamagedPack, Abandoned, CloudError, OSError and what the sink raises, the first that
+    happens.
     """
     stop = threading.Event()
 
@@ -104,7 +107,10 @@ def fetch(
             return 0
         try:
             return _bring(store, part, sink)
-        except BaseException:
+        except BaseException as error:
+            if on_damage is not None and isinstance(error, DamagedPack):
+                on_damage(error)
+                return part.end - part.start
             stop.set()
             raise
 
@@ -139,7 +145,9 @@ def _bring(store: Store, part: Range, sink: Sink) -> int:
     length = part.end - part.start
     for last in (False, True):
         landing = _Landing(part, sink)
-        if not store.stream(layout.pack(part.pack), part.start, length, landing.take, whole=length == part.size):
+        with _told_apart(store, part.pack, part.end):
+            found = store.stream(layout.pack(part.pack), part.start, length, landing.take, whole=length == part.size)
+        if not found:
             raise DamagedPack(f"{layout.PACKS}/{part.pack} is missing", part.pack)
         if landing.wrong is None:
             return length
@@ -185,10 +193,20 @@ class _Landing:
 
 def read(store: Store, pack: str, start: int, length: int, size: int) -> memoryview:
     """Read a stretch of a pack of ``size`` bytes. Raises DamagedPack when it is not there or too short, CloudError."""
-    found = store.get_range(layout.pack(pack), start, length, whole=length == size)
+    with _told_apart(store, pack, start + length):
+        found = store.get_range(layout.pack(pack), start, length, whole=length == size)
     if found is None:
         raise DamagedPack(f"{layout.PACKS}/{pack} is missing", pack)
-    data = memoryview(found)
-    if len(data) != length:
-        raise DamagedPack(f"{layout.PACKS}/{pack} is cut short", pack)
-    return data
+    return memoryview(found)
+
+
+@contextmanager
+def _told_apart(store: Store, pack: str, end: int) -> Iterator[None]:
+    """Raise DamagedPack where a store refuses because the pack ends before ``end``: each says that in its own way."""
+    try:
+        yield
+    except StoreError as error:
+        size = store.size(layout.pack(pack))
+        if size is None or size >= end:
+            raise
+        raise DamagedPack(f"{layout.PACKS}/{pack} is cut short", pack) from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +17,13 @@ from provisioner.errors import CorruptCheckpoint
 from provisioner.model import JobRef
 
 VERSION = 2
+_MOST = 2**63 - 1
+"""No file system knows larger sizes."""
+_LONGEST = 4096
+"""The characters of a path: no kernel takes more."""
+_DIGEST = re.compile("[0-9a-f]{64}")
+_NAMES = ("utf-8", "surrogateescape")
+"""How names that are no UTF-8 are written as text, as ``os.fsdecode`` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,25 +147,25 @@ def decode(data: bytes) -> Manifest:
         body = outer["body"]
         if blake3.blake3(_canonical(body).encode()).hexdigest() != outer["blake3"]:
             raise CorruptCheckpoint("its manifest does not match its own hash")
-        if body["version"] != VERSION:
+        if _whole(body["version"]) != VERSION:
             raise CorruptCheckpoint(
                 f"its manifest has version {body['version']}, this release reads {VERSION}", hint="use a newer release"
             )
-        packs = [(str(identity), int(size)) for identity, size in body["packs"]]
+        packs = [(_pack(identity), _whole(size)) for identity, size in body["packs"]]
         manifest = Manifest(
-            job=JobRef(str(body["job"]["name"]), str(body["job"]["uid"])) if body["job"] is not None else None,
-            epoch=int(body["epoch"]),
-            step=int(body["step"]),
-            entry=str(body["entry"]),
-            time=float(body["time"]),
-            metadata=dict(body["metadata"]),
-            packs=dict(packs),
+            job=JobRef(_text(body["job"]["name"]), _text(body["job"]["uid"])) if body["job"] is not None else None,
+            epoch=_whole(body["epoch"]),
+            step=_whole(body["step"]),
+            entry=_text(body["entry"]),
+            time=_time(body["time"]),
+            metadata=_object(body["metadata"]),
+            packs=_once(packs),
             files=tuple(
-                File(str(path), int(size), int(mode), tuple(_blob(packs, extent) for extent in extents))
+                File(_text(path), _whole(size), _mode(mode), tuple(_blob(packs, extent) for extent in extents))
                 for path, size, mode, extents in body["files"]
             ),
-            folders=tuple(Folder(str(path), int(mode)) for path, mode in body["folders"]),
-            links=tuple(Link(str(path), str(target)) for path, target in body["links"]),
+            folders=tuple(Folder(_text(path), _mode(mode)) for path, mode in body["folders"]),
+            links=tuple(Link(_text(path), _target(target)) for path, target in body["links"]),
         )
         _check(manifest)
     except (ValueError, KeyError, TypeError, IndexError, RecursionError, OverflowError) as error:
@@ -166,14 +175,66 @@ def decode(data: bytes) -> Manifest:
 
 def _blob(packs: list[tuple[str, int]], extent: list[Any]) -> Blob:
     if len(extent) == 1:
-        return Blob(int(extent[0]))
+        return Blob(_whole(extent[0]))
     number, offset, length, digest = extent
-    if number < 0 or len(bytes.fromhex(digest)) != blake3.blake3.digest_size:
-        raise ValueError(number)
-    identity, size = packs[number]
-    if not 0 <= offset <= offset + length <= size:
+    if not _DIGEST.fullmatch(digest):
+        raise ValueError(digest)
+    identity, size = packs[_whole(number)]
+    if _whole(offset) + _whole(length) > size:
         raise ValueError(offset)
-    return Blob(int(length), identity, int(offset), digest)
+    return Blob(length, identity, offset, digest)
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= _MOST:  # True is an int, too
+        raise ValueError(value)
+    return value
+
+
+def _mode(value: object) -> int:
+    mode = _whole(value)
+    if mode > 0o777:
+        raise ValueError(value)
+    return mode
+
+
+def _time(value: object) -> float:
+    if type(value) not in {int, float} or not math.isfinite(value):  # type: ignore[arg-type]
+        raise ValueError(value)
+    return float(value)  # type: ignore[arg-type]
+
+
+def _text(value: object) -> str:
+    """Return a string that is one name on a disk, and the only spelling of it."""
+    if not isinstance(value, str) or value.encode(*_NAMES).decode(*_NAMES) != value:
+        raise ValueError(value)
+    return value
+
+
+def _target(value: object) -> str:
+    target = _text(value)
+    if not target or "\0" in target:
+        raise ValueError(value)
+    return target
+
+
+def _object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(value)
+    return value
+
+
+def _pack(value: object) -> str:
+    identity = _text(value)
+    layout.pack(identity)
+    return identity
+
+
+def _once(packs: list[tuple[str, int]]) -> dict[str, int]:
+    by_name = dict(packs)
+    if len(by_name) != len(packs):
+        raise ValueError(packs)
+    return by_name
 
 
 def _canonical(body: object) -> str:
@@ -182,17 +243,21 @@ def _canonical(body: object) -> str:
 
 
 def _check(manifest: Manifest) -> None:
-    """Refuse paths that leave the entry or are there twice, and files whose blobs are not their size."""
+    """Refuse paths that leave the entry, are there twice or below a file, and files whose blobs are not their size."""
     if not _is_plain(manifest.entry):
         raise CorruptCheckpoint("its manifest names its entry with a path")
     seen: set[str] = set()
     for path in (item.path for group in (manifest.files, manifest.folders, manifest.links) for item in group):
-        parts = path.split("/")
+        parts = path.split("/") if len(path) <= _LONGEST else [""]
         if parts[0] != manifest.entry or not all(_is_plain(part) for part in parts) or path in seen:
             raise CorruptCheckpoint(f"its manifest holds a path that is refused: {path!r}")
         seen.add(path)
-    for identity in manifest.packs:
-        layout.pack(identity)
+    leaves = {item.path for group in (manifest.files, manifest.links) for item in group}
+    parents = {path.rpartition("/")[0] for path in seen}
+    while parents:
+        if wrong := parents & leaves:
+            raise CorruptCheckpoint(f"its manifest has something below a file or link: {wrong.pop()!r}")
+        parents = {path.rpartition("/")[0] for path in parents if path}
     for file in manifest.files:
         if any(blob.length < 1 for blob in file.blobs) or sum(blob.length for blob in file.blobs) != file.size:
             raise CorruptCheckpoint(f"its manifest has the wrong blobs for {file.path!r}")

@@ -12,6 +12,7 @@ restore under way is not disturbed); correctness does not rest on it, so it may 
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Iterable, Mapping
@@ -58,10 +59,12 @@ def sweep(store: Store, *, grace_s: float = GRACE_S, dry_run: bool = False) -> S
     spare = there.keys() - named - doomed
     if not spare and not lists:
         return Swept(kept=len(there), kept_bytes=_bytes(there, there))
-    now = time.time() if dry_run else store_time(store)
+    now = math.inf  # of no clock
+    if grace_s > 0:
+        now = time.time() if dry_run else store_time(store)
 
     def is_old(stored: Stored) -> bool:
-        return grace_s <= 0 or now - stored.modified >= grace_s
+        return now - stored.modified >= grace_s
 
     fresh = {identity for identity in spare if is_old(there[identity])}
     if fresh and not dry_run:

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 
 from provisioner.checkpoint import layout
-from provisioner.checkpoint.commit import missing
-from provisioner.checkpoint.fetch import DamagedPack, Range, fetch, ranges
+from provisioner.checkpoint.commit import gone
+from provisioner.checkpoint.fetch import DamagedPack, fetch, ranges
 from provisioner.checkpoint.manifest import File, Manifest
 from provisioner.checkpoint.store import Store
 
@@ -25,14 +25,14 @@ def verify(
 ) -> list[str]:
     """Return what is wrong with a checkpoint, a line for each pack; nothing when every byte matches its hash.
 
-    ``quick`` looks only whether every pack is there, at its size, and not about to be swept. Raises Abandoned,
-    CloudError.
+    ``quick`` looks only whether every pack is there, at its size. That a sweep has condemned one is no problem: it
+    stays for as long as a manifest names it. Raises Abandoned, CloudError.
     """
-    lost = missing(store, manifest)
-    problems = [f"{layout.PACKS}/{identity} is missing, condemned or not of its size" for identity in sorted(lost)]
     if quick:
-        return problems
-    wanted = [part for part in ranges(manifest) if part.pack not in lost]
+        return [
+            f"{layout.PACKS}/{identity} is missing, or not of its size" for identity in sorted(gone(store, manifest))
+        ]
+    wanted = ranges(manifest)
     total = sum(part.end - part.start for part in wanted)
     done = 0
 
@@ -45,16 +45,18 @@ def verify(
     def keep_nothing(_file: File, _offset: int, _data: memoryview) -> None:
         return
 
-    damaged: set[str] = set()
+    damaged: dict[str, str] = {}
 
-    def left() -> list[Range]:
-        return [part for part in wanted if part.pack not in damaged]
+    def on_damage(error: DamagedPack) -> None:
+        damaged.setdefault(error.identity, str(error))
 
-    while wanted:
-        try:
-            fetch(store, left(), keep_nothing, threads=threads, cancel=cancel or threading.Event(), on_bytes=on_bytes)
-            break
-        except DamagedPack as error:
-            problems.append(str(error))
-            damaged.add(error.identity)
-    return problems
+    fetch(
+        store,
+        (part for part in wanted if part.pack not in damaged),
+        keep_nothing,
+        threads=threads,
+        cancel=cancel or threading.Event(),
+        on_bytes=on_bytes,
+        on_damage=on_damage,
+    )
+    return [damaged[identity] for identity in sorted(damaged)]
