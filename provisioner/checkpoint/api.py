@@ -301,8 +301,8 @@ class CheckpointStore:
     def sweep(self, grace_s: float = sweep.GRACE_S, *, dry_run: bool = False) -> Swept:
         """Condemn what no checkpoint names for ``grace_s`` seconds, and remove what was condemned as long ago.
 
-        So it takes two runs until something is gone. Safe beside saves and other sweeps, also with a grace of 0; the
-        grace spares them work. ``dry_run`` changes nothing.
+        So it takes two runs until something is gone, or one with a grace of 0. Safe beside saves and other sweeps, also
+        then; the grace spares them work, and keeps what a restore is reading. ``dry_run`` changes nothing.
 
         Raises:
             StoreError: A manifest is damaged: what it names is not known, so nothing is removed.

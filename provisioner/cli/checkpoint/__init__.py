@@ -10,14 +10,7 @@ import click
 
 from provisioner.cli.checkpoint.care import gc_command, ls_command, rm_command, verify_command
 from provisioner.cli.checkpoint.moves import copy_command, pull_command, push_command
-
-EXIT_CODES = """\b
-Exit codes:
-  0    done
-  2    wrong input, or a file or disk of this machine
-  5    the store refuses or does not answer, there is no such checkpoint, or it is damaged
-  130  interrupted; nothing half-done is left
-"""
+from provisioner.cli.checkpoint.places import EXIT_CODES
 
 
 @click.group("checkpoint", epilog=EXIT_CODES)

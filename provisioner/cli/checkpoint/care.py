@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from provisioner.cli.checkpoint.attended import Meter, attended, one_line
-from provisioner.cli.checkpoint.places import json_option, opened, place_options
+from provisioner.cli.checkpoint.places import EXIT_CODES, json_option, opened, place_options
 from provisioner.cli.checkpoint.words import (
     DurationType,
     age_words,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from provisioner.checkpoint.sweep import Swept
 
 
-@click.command("ls", short_help="List the checkpoints of a place.")
+@click.command("ls", short_help="List the checkpoints of a place.", epilog=EXIT_CODES)
 @click.argument("uri", required=False)
 @place_options
 @json_option
@@ -59,7 +59,7 @@ def ls_command(uri: str | None, endpoint: str | None, region: str | None, *, as_
     return 0
 
 
-@click.command("verify", short_help="Check every byte of a checkpoint.")
+@click.command("verify", short_help="Check every byte of a checkpoint.", epilog=EXIT_CODES)
 @click.argument("uri", required=False)
 @click.option("--step", type=int, help="This checkpoint; else the newest.")
 @click.option("--epoch", type=int, help="Of this placement of a job; else of the newest that has the step.")
@@ -110,7 +110,7 @@ def verify_command(
     return 0
 
 
-@click.command("rm", short_help="Remove one checkpoint.")
+@click.command("rm", short_help="Remove one checkpoint.", epilog=EXIT_CODES)
 @click.argument("uri", required=False)
 @click.option("--step", type=int, required=True, help="The checkpoint to remove.")
 @click.option("--epoch", type=int, help="Needed when several placements of a job have the step.")
@@ -154,7 +154,7 @@ def rm_command(
     return 0
 
 
-@click.command("gc", short_help="Free what no checkpoint needs any more.")
+@click.command("gc", short_help="Free what no checkpoint needs any more.", epilog=EXIT_CODES)
 @click.argument("uri", required=False)
 @click.option(
     "--grace",
@@ -172,7 +172,8 @@ def gc_command(
 ) -> int:
     """Remove bytes below URI that no checkpoint needs any more.
 
-    It takes two runs: one condemns, the next one after the grace removes. Safe beside saves, restores and other runs.
+    It takes two runs: one condemns, the next one after the grace removes; with --grace 0 one run does both. Safe beside
+    saves and other runs; a restore that is under way is spared by the grace.
     """
     place = opened(uri, endpoint, region)
     swept = attended(

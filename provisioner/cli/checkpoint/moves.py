@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from provisioner.cli.checkpoint.attended import Meter, attended, one_line
-from provisioner.cli.checkpoint.places import Place, json_option, opened, parted, place_options
+from provisioner.cli.checkpoint.places import EXIT_CODES, Place, json_option, opened, parted, place_options
 from provisioner.cli.checkpoint.words import plain, rate_words, size_words
 from provisioner.cli.output import print_json
 from provisioner.errors import CorruptCheckpoint, ExitCode
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from provisioner.checkpoint.save import Commit
 
 
-@click.command("push", short_help="Save a directory or file.")
+@click.command("push", short_help="Save a directory or file.", epilog=EXIT_CODES)
 @click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("uri", required=False)
 @click.option("--step", type=int, help="Its number; else the one at the end of DIR's name, or the next one.")
@@ -79,7 +79,7 @@ def push_command(
     return 0
 
 
-@click.command("pull", short_help="Bring a checkpoint here.")
+@click.command("pull", short_help="Bring a checkpoint here.", epilog=EXIT_CODES)
 @click.argument("places", metavar="[URI] TARGET", nargs=-1)
 @click.option("--step", type=int, help="This checkpoint and no other; else the newest that is whole.")
 @click.option("--epoch", type=int, help="Of this placement of a job; else of the newest that has the step.")
@@ -146,7 +146,7 @@ def pull_command(
     return 0
 
 
-@click.command("copy", short_help="Copy checkpoints to another store.")
+@click.command("copy", short_help="Copy checkpoints to another store.", epilog=EXIT_CODES)
 @click.argument("places", metavar="[SRC] DST", nargs=-1)
 @click.option("--step", type=int, help="This checkpoint; else the newest.")
 @click.option("--epoch", type=int, help="Of this placement of a job; else of the newest that has the step.")

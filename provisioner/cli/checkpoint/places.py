@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONFIG = Path("failover.yaml")
+EXIT_CODES = """\b
+Exit codes:
+  0    done
+  2    wrong input, or a file or disk of this machine
+  5    the store refuses or does not answer, there is no such checkpoint, or it is damaged
+  130  interrupted; nothing half-done is left
+"""
 
 
 @dataclass(frozen=True, slots=True)
