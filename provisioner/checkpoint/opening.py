@@ -36,11 +36,16 @@ SLOW_READ = 5
 """How many times longer than a write a read may take while bytes come."""
 
 _VIRTUAL_HOST_ONLY = (".aliyuncs.com", ".myqcloud.com", ".amazonaws.com", ".amazonaws.com.cn")
-_OTHER_ROLES = (
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-)
+_ROLES = {
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "container_credentials_relative_uri",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI": "container_credentials_full_uri",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": "container_authorization_token_file",
+    "AWS_WEB_IDENTITY_TOKEN_FILE": "web_identity_token_file",
+    "AWS_ROLE_ARN": "role_arn",
+    "AWS_ROLE_SESSION_NAME": "role_session_name",
+    "AWS_ENDPOINT_URL_STS": "aws_endpoint_url_sts",
+}
+"""Where containers and service accounts (ECS, EKS) get a role: the variables of AWS's tools, and obstore's names."""
 _ANONYMOUS = '{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}'
 _GOOGLE = "https://storage.googleapis.com"
 
@@ -113,10 +118,12 @@ def _s3(
         provider = _fixed(credentials)
     else:
         provider = credentials
-    if provider is None and (metadata := environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")):
-        config["metadata_endpoint"] = metadata.rstrip("/")
     if provider is not None:
         config["skip_signature"] = False
+    else:
+        config |= {setting: environ[name] for name, setting in _ROLES.items() if environ.get(name)}
+        if metadata := environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
+            config["metadata_endpoint"] = metadata.rstrip("/")
 
     def store(client: ClientConfig) -> Raw:
         return S3Store(
@@ -262,7 +269,7 @@ def _key_in(environ: Mapping[str, str]) -> Credentials | None:
 
 def _none_at_all(environ: Mapping[str, str]) -> Renewed | None:
     """Ask no machine for its role where the variable of AWS's tools says that there is none."""
-    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true" or any(map(environ.get, _OTHER_ROLES)):
+    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true" or any(map(environ.get, _ROLES)):
         return None
 
     def refuse() -> S3Credential:

@@ -27,7 +27,7 @@ _LINKS = "the account needs iam.serviceAccounts.signBlob to make start links; or
 _ADDRESS = re.compile(r"Error performing \w+ (\S+) in ")
 _KEY_PLACES = re.compile(
     r"/latest/api/token|security-credentials|/computeMetadata/|//169\.254\.170\.|//sts[.-]|//oauth2\.|//accounts\.google"
-    r"|[?&]Action=AssumeRole|iamcredentials"
+    r"|iamcredentials|^REDACTED$"  # obstore shows no address of a web identity's exchange
 )
 _PROVIDER = re.compile(r"External \w+ credential provider: (?:\w+\.)*(\w+)")
 _INCOMPLETE = re.compile(

@@ -202,6 +202,35 @@ def test_no_machine_is_asked_for_a_role_where_the_environment_says_there_is_none
     assert server.asked == []
 
 
+def test_a_container_gets_the_role_that_its_variables_lead_to(server, tmp_path: Path):
+    (tmp_path / "token").write_text("pod-token")
+    environ = {
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{server.url}/v2/credentials/job",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(tmp_path / "token"),
+    }
+    role = {"AccessKeyId": "ASIAPOD", "SecretAccessKey": "s", "Token": "t", "Expiration": "2099-01-01T00:00:00Z"}
+    server.rule = lambda asked: Answer(
+        200, json.dumps(role | {"RoleArn": "a"}).encode() if "/v2/" in asked.path else b""
+    )
+    asked = put(open_store("s3://b/p", endpoint=server.url, environ=environ), server)
+    assert server.asked[0].headers["authorization"] == "pod-token"
+    assert "Credential=ASIAPOD/" in asked.headers["authorization"]
+
+
+def test_a_web_identity_that_cannot_be_exchanged_is_told_as_such(tmp_path: Path):
+    (tmp_path / "token").write_text("canary")
+    environ = {
+        "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
+        "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/job",
+        "AWS_ENDPOINT_URL_STS": "https://127.0.0.1:1",
+    }
+    store = open_store("s3://b/p", environ=environ, retry_s=0)
+    with pytest.raises(Unreachable, match="no answer from the service that gives the key") as caught:
+        store.put("k", b"x")
+    assert "canary" not in str(caught.value)
+
+
 def test_nonsense_from_the_place_of_the_role_is_an_error_of_ours(server):
     """obstore breaks off with a panic, which is no Exception: a login page in the way is enough for that."""
     server.rule = lambda asked: Answer(200, b"<html>log in</html>\n<p>here")
