@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,14 +17,18 @@ from provisioner.checkpoint import layout
 from provisioner.checkpoint.fetch import fetch, ranges
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.manifest import File, Manifest, decode
+from provisioner.checkpoint.scratch import remove_left_over, scratch
 from provisioner.checkpoint.seeds import Seeds
 from provisioner.checkpoint.store import Store
-from provisioner.errors import CloudError, ConfigError, CorruptCheckpoint, DiskFull
+from provisioner.errors import CloudError, ConfigError, CorruptCheckpoint, DiskFull, StoreError
 from provisioner.model import JobRef
 
 RESERVE_BYTES = 64 * 1024 * 1024
 """What a restore leaves free on the disk."""
 THREADS = 16
+_NOT_HERE = {errno.EFBIG, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EOVERFLOW}
+"""Sizes and names that another file system may take, and this one does not."""
+_RESTORING = ".restoring-"
 SCRATCH = ".failover-pull-"
 """How the name of a directory begins in which a pull gathers what it brings; the process id follows."""
 Progress: TypeAlias = Callable[[int, int], None]
@@ -90,6 +94,7 @@ def restore(
     Raises DiskFull, Abandoned, CloudError, OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    remove_left_over(directory, _RESTORING)
     sources = list(replicas) if any(replica is store for replica in replicas) else [store, *replicas]
     found = _look(store, sources, report)
     for candidate in sorted(set().union(*found.values()), reverse=True):
@@ -104,7 +109,7 @@ def restore(
             try:
                 manifest = load(source, candidate, job)
                 if manifest is None:
-                    report(f"{label} belongs to another job; passed over")
+                    report(f"{label} is gone, or belongs to another job; passed over")
                     continue
                 look_for_room(manifest, directory, free_bytes(directory))
                 return _bring(
@@ -160,14 +165,10 @@ def _bring(
     progress: Progress | None,
 ) -> Restored:
     start = time.monotonic()
-    unfinished = Path(tempfile.mkdtemp(prefix=".restoring-", dir=directory))
-    try:
+    with scratch(directory, _RESTORING) as unfinished:
         fetched = write(store, manifest, unfinished, seeds=seeds, cancel=cancel, threads=threads, progress=progress)
-        final = directory / f"step-{manifest.step}-{unfinished.name.rsplit('-', 1)[-1]}"
+        final = directory / f"step-{manifest.step}-{unfinished.name.removeprefix(_RESTORING)}"
         unfinished.rename(final)
-    except BaseException:
-        remove(unfinished)
-        raise
     return Restored(
         key=layout.manifest(manifest.position),
         position=manifest.position,
@@ -199,12 +200,12 @@ def pull(
     """
     start = time.monotonic()
     target = target.absolute()
-    refuse_taken(target)
     base = scratch_base(target)
+    remove_left_over(base, SCRATCH)
+    refuse_taken(target)
     base.mkdir(parents=True, exist_ok=True)
     look_for_room(manifest, base, shutil.disk_usage(base).free)
-    unfinished = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-", dir=base))
-    try:
+    with scratch(base, f"{SCRATCH}{os.getpid()}-") as unfinished:
         fetched = write(
             store,
             manifest,
@@ -215,8 +216,6 @@ def pull(
             progress=progress,
         )
         _hand_over(unfinished / manifest.entry, target, inside=base == target)
-    finally:
-        remove(unfinished)
     return Restored(
         key=layout.manifest(manifest.position),
         position=manifest.position,
@@ -280,13 +279,6 @@ def look_for_room(manifest: Manifest, directory: Path, free: int) -> None:
         )
 
 
-def remove(directory: Path) -> None:
-    """Remove what a restore left, folders without a write bit too. What cannot be removed stays."""
-    for folder, _, _ in os.walk(directory):
-        os.chmod(folder, 0o700)  # noqa: PTH101 - a name that is not UTF-8 stays as it is
-    shutil.rmtree(directory, ignore_errors=True)
-
-
 def write(
     store: Store,
     manifest: Manifest,
@@ -323,6 +315,12 @@ def write(
             (root / link.path).symlink_to(link.target)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise CorruptCheckpoint("two of its paths contradict each other") from error
+    except OSError as error:
+        if error.errno not in _NOT_HERE:
+            raise
+        raise StoreError(
+            f"the disk of {root.parent} cannot hold it: {error.strerror}", hint="choose another disk, or a shorter path"
+        ) from error
     for file in manifest.files:
         os.chmod(f"{root}/{file.path}", file.mode & 0o777)  # noqa: PTH101 - ten thousand files
     for folder in sorted(manifest.folders, key=lambda folder: folder.path, reverse=True):  # a parent may be read-only

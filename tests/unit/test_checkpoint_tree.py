@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.manifest import Manifest
-from provisioner.checkpoint.restore import load, pull, restore
+from provisioner.checkpoint.restore import SCRATCH, load, pull, restore
 from provisioner.checkpoint.save import Saver
+from provisioner.checkpoint.scratch import scratch
 from provisioner.checkpoint.store import Store, open_store
 from provisioner.checkpoint.verify import verify
 from provisioner.errors import ConfigError
@@ -218,6 +219,26 @@ def test_a_restore_that_fails_leaves_nothing_behind_read_only_folders_neither():
             store.put(f"packs/{pack}", bytes(commit.manifest.packs[pack]))
         assert restore(store, JOB, where / "restored", threads=2) is None
         assert list((where / "restored").iterdir()) == []
+
+
+def test_what_a_killed_restore_left_is_removed_by_the_next_and_one_that_runs_is_not_disturbed(tmp_path):
+    store = new_store()
+    commit = saver(store).save(trees.write(tmp_path / "step-1", a=b"1"), 1)
+    for place, prefix in ((tmp_path / "r", ".restoring-"), (tmp_path, SCRATCH)):
+        place.mkdir(exist_ok=True)
+        left = trees.write(place / f"{prefix}left", a=b"half")
+        left.chmod(0o500)
+        (place / f"{prefix}link").symlink_to(tmp_path / "step-1")
+        with scratch(place, prefix) as running:
+            (running / "a").write_bytes(b"half")
+            if prefix == SCRATCH:
+                pull(store, commit.manifest, tmp_path / "pulled")
+            else:
+                restore(store, JOB, place)
+            assert not left.exists()
+            assert (running / "a").exists()
+        assert not running.exists()
+    assert shape(tmp_path / "pulled") == shape(tmp_path / "step-1")
 
 
 def test_a_pull_never_writes_over_what_is_there(tmp_path):

@@ -317,7 +317,8 @@ def _clear(target: Path) -> None:
     """Remove what an interrupted pull of this process has gathered; its threads may still write."""
     import os
 
-    from provisioner.checkpoint.restore import SCRATCH, remove, scratch_base
+    from provisioner.checkpoint.restore import SCRATCH, scratch_base
+    from provisioner.checkpoint.scratch import remove
 
     for _ in range(3):
         for left in scratch_base(target.absolute()).glob(f"{SCRATCH}{os.getpid()}-*"):
