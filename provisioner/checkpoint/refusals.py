@@ -6,6 +6,7 @@ S3 puts the access key id into some of its answers.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import dataclass
@@ -122,6 +123,8 @@ def _of_the_line(error: refused.BaseError, text: str, what: str) -> Refusal:
         return Refusal(StoreError(f"{what}: the store's answer is not whole"), again=True)
     if "HTTP error" in text or "timed out" in text:
         return Refusal(Unreachable(f"{what}: no answer"), again=True, late="kind: Timeout" in str(error))
+    if "Unable to rename file" in text and f"(os error {errno.ENOENT})" in text:  # a sweep took it for a dead one's
+        return Refusal(StoreError(f"{what}: its unfinished file was removed"), again=True)
     if system := re.search(r"\(os error (\d+)\)", text):
         return Refusal(StoreError(f"{what}: {os.strerror(int(system[1]))}"))
     return Refusal(StoreError(f"{what}: {type(error).__name__}"))

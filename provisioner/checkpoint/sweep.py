@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.commit import sweep_list
 from provisioner.checkpoint.manifest import decode
+from provisioner.checkpoint.staging import remove_unfinished
 from provisioner.checkpoint.store import Store, Stored
 from provisioner.errors import CorruptCheckpoint, StoreError
 
@@ -52,6 +53,8 @@ def sweep(store: Store, *, grace_s: float = GRACE_S, dry_run: bool = False) -> S
 
     Raises StoreError when a manifest cannot be read: what it names is not known, so nothing is removed. CloudError.
     """
+    if not dry_run:
+        remove_unfinished(store, before=time.time() - grace_s if grace_s > 0 else math.inf)
     there = _packs(store)
     named = _named(store)
     lists = _lists(store)
