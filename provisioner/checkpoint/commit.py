@@ -46,7 +46,8 @@ def commit(
     """
     key = layout.manifest(manifest.position)
     lost, sent = set(replace), 0
-    refuse_foreign(store, manifest)
+    if _occupied(store, manifest):  # what is replaced was announced: nothing doubtful may take its place
+        lost |= missing(store, manifest)
     for _ in range(TRIES):
         if lost:
             manifest, more = _without(manifest, lost, store, read, told_to_stop, sizes)
@@ -109,19 +110,20 @@ def worth_replacing(manifest: Manifest, sizes: Sizes = STANDARD) -> set[str]:
     return scarce | small if len(small) > SMALL_PACKS else scarce
 
 
-def refuse_foreign(store: Store, manifest: Manifest) -> None:
-    """Raise StoreError when another job's checkpoint stands where this one would go."""
+def _occupied(store: Store, manifest: Manifest) -> bool:
+    """Say whether there is a checkpoint of this step. Raises StoreError when it is another job's."""
     key = layout.manifest(manifest.position)
     data = store.get(key)
     try:
         other = decode(data) if data is not None else None
     except CorruptCheckpoint:
-        return
+        return False
     if other is not None and other.job != manifest.job:
         raise StoreError(
             f"{store.uri}/{key}: belongs to another job{f' named {other.job.name}' if other.job else ''}",
             hint="give the jobs different names, or different stores",
         )
+    return other is not None
 
 
 def _without(
