@@ -107,7 +107,8 @@ def _packs(store: Store) -> dict[str, Stored]:
 def _named(store: Store) -> set[str]:
     """Return every pack that a manifest names, of whichever job and epoch."""
     named: set[str] = set()
-    for stored in store.objects(layout.CHECKPOINTS):
+    # Asked twice if need be: some stores wrap an error into an answer that reads like an empty listing.
+    for stored in store.objects(layout.CHECKPOINTS) or store.objects(layout.CHECKPOINTS):
         data = store.get(stored.key)
         if data is None:  # removed since the listing
             continue
