@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -86,19 +86,32 @@ def bring(store: Store, order: dict[str, Any]) -> None:
 
 
 def node(store: Store, order: dict[str, Any]) -> None:
-    """Take an epoch, restore, and save step after step until fenced, looking for a newer epoch as the node does."""
-    epoch, token = order["epoch"], f"token-{order['epoch']}"
+    """Take an epoch, restore, and save step after step until fenced, as the node does.
+
+    ``stop`` is a step and the beginning of a key: there the process stops itself, as by SIGSTOP, before it writes.
+    """
+    epoch, token = order["epoch"], order.get("token", f"token-{order['epoch']}")
     take(store, epoch, token, "node")
     _tell(order, f"owns {epoch}")
     found = restore(store, JOB, Path(order["directory"]))
     begun = found.position.step if found else 0
     saver = Saver(store, JOB, epoch, fence=lambda: check(store, epoch, token), sizes=PIECES)
+    stops_at, key = order.get("stop", (None, ""))
+    put = store.put
+
+    def put_or_stop(name: str, data: Any) -> None:
+        nonlocal stops_at
+        if step == stops_at and name.startswith(key):
+            stops_at = None
+            os.kill(os.getpid(), signal.SIGSTOP)
+        put(name, data)
+
+    store.put = put_or_stop  # type: ignore[method-assign, assignment]
     for number in range(order.get("steps", 10**6)):
         step = begun + number + 1
         entry = Path(order["entries"][step % len(order["entries"])])
         commit = saver.save(entry, step)
         _tell(order, f"{commit.position.epoch} {step}")
-        time.sleep(order.get("pause", 0.0))
 
 
 def measured(store: Store, order: dict[str, Any]) -> None:

@@ -67,12 +67,14 @@ class Users:
 
 
 @contextmanager
-def users(where: Path, server: Server | None = None, *, endpoint: str | None = None, **common: Any) -> Iterator[Users]:
-    """Prepare users of a directory below ``where``, or of a server."""
+def users(
+    where: Path, server: Server | None = None, prefix: str = "root", *, endpoint: str | None = None, **common: Any
+) -> Iterator[Users]:
+    """Prepare users of a directory below ``where``, or of a place in a server."""
     order = {"uri": f"file://{where}/store", "announced": str(where / "announced"), **common}
     if server is not None:
         key = server.credentials
-        order |= {"uri": server.uri("root"), "endpoint": endpoint or server.endpoint}
+        order |= {"uri": server.uri(prefix), "endpoint": endpoint or server.endpoint}
         order |= {"key": [key.access_key_id, key.secret_access_key] if key else None}
     environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     process = subprocess.Popen(
