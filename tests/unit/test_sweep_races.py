@@ -10,6 +10,8 @@ import copy as copies
 import json
 import os
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,14 @@ from provisioner.checkpoint import save as saving
 from provisioner.checkpoint import sweep as sweeping
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.manifest import Manifest, decode, encode
+from provisioner.checkpoint.restore import load, pull
+from provisioner.checkpoint.retention import Policy, prune
 from provisioner.checkpoint.save import Saver
-from provisioner.checkpoint.store import Store
+from provisioner.checkpoint.store import Store, open_store
 from provisioner.checkpoint.sweep import sweep
 from provisioner.checkpoint.verify import verify
 from tests.interleavings import ONE_PAGE, TWO_PAGES, AtOnce, Content, Explorer, Plain, Program, State, Tokens
-from tests.trees import JOB, SMALL, new_store, pattern, write
+from tests.trees import JOB, SMALL, new_store, pattern, saver, shape, write
 
 OLD, NEW = Position(1, 10), Position(1, 20)
 WALKS = 10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 1500
@@ -188,12 +192,64 @@ def test_in_every_order_a_copy_that_was_announced_is_whole(scene):
     leaves_what_is_needed(explorer)
 
 
+@pytest.mark.slow
 def test_in_every_order_two_saves_and_a_sweep_leave_both_whole(scene, tmp_path):
     other = write(tmp_path / "step-30", shared=pattern("shared", 300), other=pattern("other", 150))
     explorer = scene.explorer(scene.save("10"), scene.save("10", other, Position(1, 30)), scene.remove(), scene.sweep())
     for state in explorer.visit(scene.store.content):
         hold_to_what_was_announced(state)
     leaves_what_is_needed(explorer)
+
+
+def test_killed_at_any_request_a_save_that_replaces_a_checkpoint_leaves_one_of_them_whole(scene, tmp_path):
+    """Step 20 is there already. The pack that its new form counts on was condemned, or is gone, with checkpoint 10."""
+    before = write(tmp_path / "before" / "step-20", early=pattern("early", 400))
+    scene.saver(scene.store).save(before, 20)
+    doomed = scene.explorer(scene.remove(), scene.sweep("sweep"))
+    assert list(doomed.visit(scene.store.content))
+    for content in list(doomed.contents):
+        alone = scene.explorer(scene.save("10"))
+        for state in alone.visit(content):
+            hold_to_what_was_announced(state)
+            whole(state.content, decode(state.content[layout.manifest(NEW)]))
+        leaves_what_is_needed(alone)
+
+
+@pytest.mark.parametrize("who", ["the controller", "a node of the next epoch"])
+def test_r04_a_save_whose_manifest_is_on_its_way_for_long_is_whole_or_was_never_announced(who, tmp_path):
+    root = open_store("memory://")
+    store, slow = root.at("digits"), root.at("digits")
+    shared = pattern("shared", 30 << 20)
+    keeper = Saver(slow, JOB, 1, fence=lambda: None)
+    keeper.save(write(tmp_path / "step-10", shared=shared, a=b"10"), 10)
+    arrived, released = threading.Event(), threading.Event()
+    real_put = slow.put
+
+    def put(key: str, data: Any) -> None:
+        if key.startswith(layout.CHECKPOINTS):
+            arrived.set()
+            assert released.wait(60)
+        real_put(key, data)
+
+    slow.put = put  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as pool:
+        saving = pool.submit(keeper.save, write(tmp_path / "step-20", shared=shared, a=b"20"), 20)
+        assert arrived.wait(60)
+        epoch = 1 if who == "the controller" else 2
+        other = saver(store, epoch).save(write(tmp_path / "step-15", b=b"15"), 15)
+        assert prune(store, JOB, Policy(1), newest=other.position) == [layout.manifest(OLD)]
+        for _ in range(2):
+            sweep(store, grace_s=0)
+        released.set()
+        commit = saving.result()
+    manifest = load(store, NEW, JOB)
+    assert manifest == commit.manifest
+    assert verify(store, manifest) == []
+    pull(store, manifest, tmp_path / "pulled")
+    assert shape(tmp_path / "pulled") == shape(tmp_path / "step-20")
+    sweep(store, grace_s=0)
+    assert verify(store, manifest) == []
+    assert commit.uploaded_bytes > len(shared), "the pack was gone: it was sent again before the commit was announced"
 
 
 def test_whatever_the_order_verify_calls_whole_what_was_announced(scene):
