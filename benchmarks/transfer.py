@@ -2,7 +2,7 @@
 
 One run, one machine, the same servers and the same bytes for all: `failover checkpoint push` and `pull`, s5cmd, rclone,
 boto3's transfer manager and obstore, each a process of its own, start-up included. What came back is compared after
-each get. The servers are rclone's and SeaweedFS, a fresh one for each row, as they are and behind a far region
+each get. The servers are rclone's and SeaweedFS, a fresh one for each run, as they are and behind a far region
 (tests/far_region.py: 40 ms a request, 40 MB/s a connection). The page cache holds all data before each transfer, and
 dirty pages are written out. Tools take turns at being first; times are medians over `--runs`.
 
@@ -95,15 +95,23 @@ def _load(path: Path) -> list[dict[str, Any]]:
 
 def _measure(options: argparse.Namespace) -> list[Row]:
     shapes = trees.QUICK if options.quick else trees.FULL
+    tools = [name for name in NAMES if name in options.tools.split(",")]
     rows = []
     with tempfile.TemporaryDirectory(prefix="failover-bench-", dir=options.scratch) as scratch:
         for name in options.shapes.split(","):
-            data = trees.make(Path(scratch) / name, shapes[name])
+            shape = shapes[name]
+            data = trees.make(Path(scratch) / name, shape)
             for kind in options.servers.split(","):
                 for line in options.lines.split(","):
-                    with _place(kind, line, Path(scratch) / "server") as place:
-                        row = Row(kind, line, name, shapes[name].title, shapes[name].size)
-                        _row(row, place, data, shapes[name], options)
+                    _say(f"{kind} {line}, {shape.title} (load {os.getloadavg()[0]:.1f})")
+                    row = Row(kind, line, name, shape.title, shape.size)
+                    for run in range(options.runs):
+                        turn = run % len(tools)
+                        with _place(kind, line, Path(scratch) / "server") as place:
+                            for tool in tools[turn:] + tools[:turn]:
+                                _there_and_back(row, place, data, tool)
+                            if run == options.runs - 1 and OURS in tools:
+                                _again(row, place, data, shape, options.runs)
                     rows.append(row)
                     if options.json:
                         options.json.write_text(json.dumps([asdict(row) for row in rows]))
@@ -123,25 +131,14 @@ def _place(kind: str, line: str, directory: Path) -> Iterator[Place]:
         yield Place(server, endpoint, directory)
 
 
-def _row(row: Row, place: Place, data: Path, shape: trees.Shape, options: argparse.Namespace) -> None:
-    tools = [name for name in NAMES if name in options.tools.split(",")]
-    _say(f"{row.server} {row.line}, {row.title} (load {os.getloadavg()[0]:.1f})")
-    for run in range(options.runs):
-        for name in tools[run % len(tools) :] + tools[: run % len(tools)]:
-            _there_and_back(row, place, data, name, run)
-    if OURS in tools:
-        _again(row, place, data, shape, options.runs)
-
-
-def _there_and_back(row: Row, place: Place, data: Path, name: str, run: int) -> None:
+def _there_and_back(row: Row, place: Place, data: Path, name: str) -> None:
     back = place.directory / "back"
     back.mkdir()
-    prefix = f"{name}-{run}"
     words = []
     for verb, directory in (("put", data), ("get", back)):
         trees.warm(data)
         cost, log = _run(
-            place, contenders.command(name, verb, directory, *_at(place, prefix), row.shape, servers.program), name
+            place, contenders.command(name, verb, directory, *_at(place, name), row.shape, servers.program), name
         )
         whole = not cost["exit"] and (verb == "put" or trees.same(data, back))
         if not whole:
@@ -158,14 +155,13 @@ def _there_and_back(row: Row, place: Place, data: Path, name: str, run: int) -> 
 
 def _again(row: Row, place: Place, data: Path, shape: trees.Shape, runs: int) -> None:
     """Save a changing copy of the tree over and over, below the prefix of ours that is there already."""
-    prefix = f"{OURS}-{runs - 1}"
     moving = trees.copied(data, place.directory / "moving")
     for how in ("unchanged", "contiguous", "scattered"):
         for run in range(runs):
             changed = 0 if how == "unchanged" else trees.change(moving, shape, how, run)
             trees.warm(moving)
             cost, log = _run(
-                place, contenders.command(OURS, "put", moving, *_at(place, prefix), row.shape, servers.program), OURS
+                place, contenders.command(OURS, "put", moving, *_at(place, OURS), row.shape, servers.program), OURS
             )
             if cost["exit"]:
                 row.failures[OURS] = row.failures.get(OURS, 0) + 1
@@ -175,9 +171,7 @@ def _again(row: Row, place: Place, data: Path, shape: trees.Shape, runs: int) ->
             row.again.setdefault(how, []).append(cost)
             _say(f"  again, {how:12}{cost['seconds']:.2f} s, {cost['uploaded'] / trees.MIB:.1f} MiB")
     back = place.directory / "back"
-    cost, log = _run(
-        place, contenders.command(OURS, "get", back, *_at(place, prefix), row.shape, servers.program), OURS
-    )
+    cost, log = _run(place, contenders.command(OURS, "get", back, *_at(place, OURS), row.shape, servers.program), OURS)
     if cost["exit"] or not trees.same(moving, back):
         row.failures[OURS] = row.failures.get(OURS, 0) + 1
         _say(f"    what was saved again did not come back: {log[-500:]}")
