@@ -207,6 +207,8 @@ def _told_apart(store: Store, pack: str, end: int) -> Iterator[None]:
         yield
     except StoreError as error:
         size = store.size(layout.pack(pack))
-        if size is None or size >= end:
+        if size is None:  # gone while it was read
+            raise DamagedPack(f"{layout.PACKS}/{pack} is missing", pack) from error
+        if size >= end:
             raise
         raise DamagedPack(f"{layout.PACKS}/{pack} is cut short", pack) from error

@@ -17,6 +17,9 @@ from provisioner.errors import StoreError
 STREAM_BYTES = 256 * 1024
 """A body is handed on in pieces of about this size: they are hashed and written while they are in the cache."""
 
+LOCAL_BYTES = 1024 * 1024
+"""How much of a file of this machine is read at once: sixteen threads read, and their memory is bounded."""
+
 
 class TakeFailed(Exception):
     """Carries what the taker of a stream has raised past everything that understands a store's answers."""
@@ -90,7 +93,11 @@ class Stream:
         self.done += len(data)
 
     def _chunks(self, answer: obstore.GetResult) -> Iterable[obstore.Bytes | bytes]:
-        """Return the body in pieces; a file of this machine at once, since obstore would read it by 8 KiB."""
+        """Return the body in pieces. Of a file of this machine they are asked for: obstore would read it by 8 KiB."""
         if isinstance(self.raw, LocalStore | MemoryStore):
-            return [answer.bytes()]
+            return self._parts(*answer.range)
         return answer.stream(min_chunk_size=STREAM_BYTES)
+
+    def _parts(self, start: int, end: int) -> Iterable[obstore.Bytes]:
+        for at in range(start, end, LOCAL_BYTES):
+            yield obstore.get_range(self.raw, self.key, start=at, end=min(at + LOCAL_BYTES, end))
