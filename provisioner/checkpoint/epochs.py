@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from provisioner.checkpoint.probe import weaker
 from provisioner.checkpoint.store import Store
 from provisioner.errors import CloudError, Fenced, StoreError, Unreachable
 
+_NUMBER = re.compile("[0-9]{1,6}")
 TRIES = 5
 SETTLE_S = 1.0
 """Where a store knows no conditional writes: how long a plain one is left alone before it is believed, in seconds."""
@@ -128,7 +130,7 @@ def _token(store: Store, key: str) -> str | None:
 
 
 def _numbers(store: Store) -> list[int]:
-    return [int(name) for name in store.folders(layout.EPOCHS) if name.isascii() and name.isdigit()]
+    return [int(name) for name in store.folders(layout.EPOCHS) if _NUMBER.fullmatch(name)]
 
 
 def _owned(store: Store, *, above: int) -> list[int]:

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from provisioner.checkpoint import layout
+from provisioner.checkpoint import copying, layout
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.manifest import Manifest, decode
-from provisioner.checkpoint.restore import load, restore
+from provisioner.checkpoint.restore import committed, load, restore
 from provisioner.checkpoint.store import Store, open_store
 from provisioner.checkpoint.sweep import sweep
 from provisioner.checkpoint.verify import verify
@@ -232,3 +232,62 @@ def test_a_pack_of_a_directory_that_was_cut_is_named_and_the_older_checkpoint_co
     assert found.position == (1, 1)
     assert "is cut short" in lines[0]
     assert verify(store, newer.manifest) == [f"{layout.pack(cut)} is cut short"]
+
+
+@settings(max_examples=DAMAGES // 5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(here=st.lists(damages, max_size=3), there=st.lists(damages, max_size=3))
+def test_what_is_whole_in_the_store_or_in_a_replica_comes_back(here, there, tmp_path):
+    contents = [dict(base().content), dict(base().content)]
+    for content, harms in zip(contents, (here, there), strict=True):
+        for damage in harms:
+            harm(content, *damage)
+    stores = [stored(content) for content in contents]
+    whole = [position for position in base().manifests if any(is_whole(content, position) for content in contents)]
+    found = restore(stores[0], JOB, tmp_path / "r", replicas=stores[1:], threads=1)
+    assert (found.position if found else None) == max(whole, default=None)
+    if found is not None:
+        assert shape(found.directory / found.entry) == base().shapes[found.position]
+
+
+@settings(max_examples=DAMAGES // 5)
+@given(harms=st.lists(damages, min_size=1, max_size=3), place=st.sampled_from(sorted(base().manifests)))
+def test_a_damaged_checkpoint_is_not_copied_and_a_whole_one_is(harms, place):
+    content = dict(base().content)
+    for damage in harms:
+        harm(content, *damage)
+    target = new_store()
+    if not is_whole(content, place):
+        with pytest.raises(FailoverError):
+            copying.copy(stored(content), target, place, job=JOB, threads=1)
+        assert committed(target) == []
+        return
+    try:
+        copying.copy(stored(content), target, place, job=JOB, threads=1)
+    except CorruptCheckpoint:  # bytes of a pack that this checkpoint does not need: packs are copied whole
+        assert committed(target) == []
+        return
+    manifest = load(target, place, JOB)
+    assert manifest is not None
+    assert verify(target, manifest, threads=1) == []
+
+
+def test_bytes_that_the_line_has_changed_are_fetched_once_more(tmp_path):
+    store = stored(base().content)
+    real = store.stream
+    changed: list[str] = []
+
+    def stream(key: str, start: int, length: int, take: Callable[[int, memoryview], None], *, whole: bool) -> bool:
+        def wrong(place: int, data: memoryview) -> None:
+            if key not in changed:
+                changed.append(key)
+                data = memoryview(bytes([data[0] ^ 1]) + bytes(data[1:]))
+            take(place, data)
+
+        return real(key, start, length, wrong, whole=whole)
+
+    store.stream = stream  # type: ignore[method-assign, assignment]
+    found = restore(store, JOB, tmp_path / "r")
+    assert found is not None
+    assert len(changed) > 1
+    assert found.position == max(base().manifests)
+    assert shape(found.directory / found.entry) == base().shapes[found.position]

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.checkpoint import layout
+from provisioner.checkpoint import epochs, layout
 from provisioner.checkpoint.layout import Position
 from provisioner.errors import ConfigError
+from tests.trees import new_store
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,14 @@ def test_a_pack_key_takes_nothing_but_the_id_of_one_and_gives_it_back():
     assert layout.pack_of(layout.pack(identity)) == identity
     for key in (f"packs/{identity}\n", f"packs/{identity.upper()}", f"packs/x/{identity}", "packs/x", identity):
         assert layout.pack_of(key) is None
+
+
+def test_what_is_no_epoch_owns_nothing():
+    store = new_store()
+    store.put(layout.owner(7), b"{}")
+    for name in ("9" * 5000, "1000000", "-8", "8x", "\N{ARABIC-INDIC DIGIT NINE}", "x"):
+        store.put(f"epochs/{name}/owner.json", b"{}")
+    assert epochs.newest_epoch(store) == epochs.newest_used(store) == 7
 
 
 @pytest.mark.parametrize("wrong", [Position(1, -1), Position(-1, 1), Position(1, 10**12), Position(10**6, 1)])

@@ -166,6 +166,8 @@ def test_in_every_order_with_two_sweeps_a_save_that_was_announced_is_whole(scene
     explorer = scene.explorer(scene.save("10"), scene.remove(), scene.sweep("sweep 1"), scene.sweep("sweep 2"))
     for state in explorer.visit(scene.store.content):
         hold_to_what_was_announced(state)
+    print(f"{explorer.states:,} states")
+    assert explorer.states > 10**6
     leaves_what_is_needed(explorer)
 
 
