@@ -32,7 +32,7 @@ from provisioner.checkpoint.verify import verify
 from provisioner.errors import Fenced, StoreError, Unauthorized
 from provisioner.model import JobRef
 from tests import servers
-from tests.trees import shape
+from tests.trees import pattern, shape
 
 JOB = JobRef("digits", "1a2b3c4d")
 MIB = 2**20
@@ -355,3 +355,30 @@ def test_a_checkpoint_goes_to_another_store_and_comes_back_from_it(store, tmp_pa
     back = restore(store, JOB, tmp_path / "back")
     assert back is not None
     assert shape(back.directory / back.entry) == shape(entry)
+
+
+@pytest.mark.parametrize("left", [None, 0, 1, 700])
+def test_a_pack_that_is_gone_or_cut_short_is_named_and_an_older_checkpoint_comes_back(store, tmp_path, left):
+    """Each server refuses a range behind the end in its own way; none of them may pass for a store that is away."""
+    kept = []
+    keeper = saver(store)
+    for step, names in ((1, "a"), (2, "bc"), (3, "cd")):  # the third needs the second half of the second's pack
+        entry = tmp_path / f"{step}" / "state"
+        entry.mkdir(parents=True)
+        for name in names:
+            (entry / name).write_bytes(pattern(name, 500))
+        kept.append((keeper.save(entry, step).manifest, shape(entry)))
+    (shared,) = kept[1][0].packs.keys() & kept[2][0].packs.keys()
+    key = layout.pack(shared)
+    if left is None:
+        store.delete([key])
+    else:
+        store.put(key, (store.get(key) or b"")[:left])
+    lines: list[str] = []
+    found = restore(store, JOB, tmp_path / "restored", report=lines.append)
+    assert found is not None
+    assert found.position == Position(1, 1)
+    assert shape(found.directory / "state") == kept[0][1]
+    assert [key in line for line in lines] == [True, True]
+    for manifest, _ in kept[1:]:
+        assert [line.split()[0] for line in verify(store, manifest)] == [key]
