@@ -24,6 +24,7 @@ import pytest
 from provisioner.checkpoint import epochs, layout
 from provisioner.checkpoint.copying import copy
 from provisioner.checkpoint.layout import Position
+from provisioner.checkpoint.probe import probe
 from provisioner.checkpoint.restore import committed, load, restore
 from provisioner.checkpoint.save import Saver
 from provisioner.checkpoint.store import Credentials, Store, open_store
@@ -155,6 +156,14 @@ def test_create_writes_once_where_the_store_honours_it(store, facts):
     store.delete(["epochs/1/owner.json"])
     assert store.create("epochs/1/owner.json", b"third")
     assert store.get("epochs/1/owner.json") == b"third"
+
+
+def test_the_probe_finds_out_what_the_store_does_and_leaves_nothing(store, facts):
+    found = probe(store)
+    assert found.conditional == ("honoured" if facts.honours_create else "ignored")
+    assert bool(found.line) is not facts.honours_create
+    assert abs(found.clock_skew_s) < 5
+    assert store.objects("") == []
 
 
 def test_of_racing_creates_one_wins_and_is_what_is_read(store, facts):
