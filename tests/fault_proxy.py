@@ -63,6 +63,7 @@ class FaultProxy(ThreadingHTTPServer):
         self.requests = 0
         self.faults: Counter[str] = Counter()
         self._kinds = list(kinds)
+        self._deck: list[str] = []
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
@@ -84,7 +85,9 @@ class FaultProxy(ThreadingHTTPServer):
             self.requests += 1
             if self._random.random() >= self.rate:
                 return ""
-            kind = self._random.choice(self._kinds)
+            if not self._deck:  # no kind comes again before all have come
+                self._deck = self._random.sample(self._kinds, len(self._kinds))
+            kind = self._deck.pop()
             self.faults[kind] += 1
             return kind
 
