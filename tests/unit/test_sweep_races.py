@@ -195,9 +195,14 @@ def test_in_every_order_a_copy_that_was_announced_is_whole(scene):
 
 
 @pytest.mark.slow
-def test_in_every_order_two_saves_and_a_sweep_leave_both_whole(scene, tmp_path):
-    other = write(tmp_path / "step-30", shared=pattern("shared", 300), other=pattern("other", 150))
-    explorer = scene.explorer(scene.save("10"), scene.save("10", other, Position(1, 30)), scene.remove(), scene.sweep())
+@pytest.mark.parametrize(("knows", "files"), [("10", ("shared", "other")), ("nothing", ("shared", "new"))])
+def test_in_every_order_two_saves_and_a_sweep_leave_both_whole(knows, files, scene, tmp_path):
+    """The second one may look around while the first has sent a pack that it needs, too, and nobody names that yet."""
+    lengths = {"shared": 300, "other": 150, "new": 150}
+    other = write(tmp_path / "step-30", **{name: pattern(name, lengths[name]) for name in files})
+    explorer = scene.explorer(
+        scene.save("10"), scene.save(knows, other, Position(1, 30)), scene.remove(), scene.sweep()
+    )
     for state in explorer.visit(scene.store.content):
         hold_to_what_was_announced(state)
     leaves_what_is_needed(explorer)
