@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.checkpoint import epochs, inputs, layout, usage
+from provisioner.checkpoint.commit import StepTakenError
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.save import Commit, Saver
 from provisioner.checkpoint.store import Store
-from provisioner.errors import ConfigError
 from provisioner.model import JobRef
 
 TRIES = 5
-
-
-class StepTakenError(ConfigError):
-    """Somebody else has saved a checkpoint of this step."""
 
 
 class ByHand:
@@ -31,6 +27,8 @@ class ByHand:
     def __init__(self, job: JobRef | None, epoch: int | None) -> None:
         self.distrust: set[str] = set()
         """Ids of packs that were seen damaged."""
+        self.in_doubt = False
+        """Whether the last save has begun to write a manifest: broken off then, it may be there or not."""
         self._job = job
         self._epoch = epoch
         self._owned = job is not None and epoch is not None
@@ -56,6 +54,7 @@ class ByHand:
     ) -> Commit:
         """Save; see ``CheckpointStore.save``. A step that is not given is one that nobody else has taken."""
         with self._saving:
+            self.in_doubt = False
             if resend:
                 packs = (layout.pack_of(stored.key) for stored in store.objects(layout.PACKS))
                 self.distrust.update(identity for identity in packs if identity)
@@ -72,6 +71,7 @@ class ByHand:
                 fence = self._fence(store, Position(epoch, number), free=free, new=not taken and not replace)
                 saver = self._prepared(store, used.job, epoch, fence)
                 saver.cancel = cancel
+                saver.only_new = not taken and not replace
                 try:
                     return saver.save(entry, number, metadata, progress)
                 except StepTakenError:
@@ -97,7 +97,7 @@ class ByHand:
                 usage.refuse_running(store)
             if new and not written and store.exists(layout.manifest(position)):
                 raise _taken(store, position.step)
-            written = True  # from now on it is ours
+            written = self.in_doubt = True  # from now on it is ours
 
         return fence
 

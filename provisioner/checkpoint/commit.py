@@ -19,7 +19,7 @@ from provisioner.checkpoint.manifest import Blob, File, Manifest, decode, encode
 from provisioner.checkpoint.packs import Packer
 from provisioner.checkpoint.store import Store
 from provisioner.checkpoint.tree import STANDARD, Sizes
-from provisioner.errors import CorruptCheckpoint, StoreError
+from provisioner.errors import ConfigError, CorruptCheckpoint, StoreError
 
 TRIES = 5
 THREADS = 4
@@ -27,6 +27,10 @@ SMALL_PACKS = 16
 """How many packs of less than half the usual size a checkpoint may refer to."""
 Read: TypeAlias = Callable[[File, int, Blob], bytes]
 """Gives the bytes of a blob that stands in ``file`` at an offset, checked against its hash."""
+
+
+class StepTakenError(ConfigError):
+    """Somebody else has saved a checkpoint of this step."""
 
 
 def commit(
@@ -37,30 +41,51 @@ def commit(
     fence: Callable[[], None],
     told_to_stop: Callable[[], None] = lambda: None,
     replace: Collection[str] = (),
+    only_new: bool = False,
     sizes: Sizes = STANDARD,
 ) -> tuple[Manifest, int]:
     """Write the manifest and make sure of all that it names; return it as it stands then, and the bytes sent for that.
 
-    Packs of ``replace``, and those that are condemned or gone, are replaced: ``read`` gives what was in them. Raises
-    Fenced, Abandoned, StoreError when another job has this name, CloudError, and what ``read`` raises.
+    Packs of ``replace``, and those that are condemned or gone, are replaced: ``read`` gives what was in them. With
+    ``only_new`` no other checkpoint of this step is replaced: StepTakenError. Raises Fenced, Abandoned, StoreError when
+    another job has this name, CloudError, and what ``read`` raises.
     """
     key = layout.manifest(manifest.position)
     lost, sent = set(replace), 0
     if _occupied(store, manifest):  # what is replaced was announced: nothing doubtful may take its place
         lost |= missing(store, manifest)
-    for _ in range(TRIES):
+    for attempt in range(TRIES):
         if lost:
             manifest, more = _without(manifest, lost, store, read, told_to_stop, sizes)
             sent += more
         told_to_stop()
         fence()
-        store.put(key, encode(manifest))
+        data = encode(manifest)
+        if not only_new or attempt or not _created(store, key, data):
+            store.put(key, data)
         lost = missing(store, manifest)
+        if only_new and store.get(key) != data:  # a store that ignores conditions: the last writer has it
+            raise StepTakenError(f"{store.uri}: step {manifest.step} is there already", hint="choose another one")
         if not lost:
             return manifest, sent
     raise StoreError(
         f"{store.uri}/{key}: what it names vanishes from the store", hint="look for a lifecycle rule on the bucket"
     )
+
+
+def _created(store: Store, key: str, data: bytes) -> bool:
+    """Write a manifest only if there is none; False where the store cannot. Raises StepTakenError when there is."""
+    try:
+        if store.create(key, data):
+            return True
+    except StoreError:
+        if store.create_refused:
+            return False
+        raise
+    there = store.get(key)
+    if there is not None and there != data:
+        raise StepTakenError(f"{store.uri}: its step is there already", hint="choose another one")
+    return there is not None  # our own write, whose answer was lost; or a 409 that stored nothing
 
 
 def condemned(store: Store) -> set[str]:

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from dataclasses import replace as changed
@@ -24,7 +24,7 @@ from provisioner.checkpoint.commit import commit, condemned, missing
 from provisioner.checkpoint.fetch import DamagedPack, read
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.manifest import Blob, File, Manifest
-from provisioner.checkpoint.restore import load
+from provisioner.checkpoint.restore import committed, load
 from provisioner.checkpoint.store import Store
 from provisioner.checkpoint.tree import Source, open_file
 from provisioner.errors import Abandoned, CorruptCheckpoint, StoreError, Unstable
@@ -65,15 +65,15 @@ def copy(
     if manifest is None:
         raise StoreError(f"{source.uri}/{layout.manifest(position)}: no such checkpoint of this job")
     copying = _Copying(source, target, manifest, entry, cancel or threading.Event())
-    names, wanted = copying.names()
-    copying.send(names, wanted, threads, progress)
-    renamed = _renamed(manifest, names)
-    there = _loaded(target, position, job)
+    renamed, names, partial = copying.plan(job)
+    copying.send(names, threads, progress)
     repaired = 0
-    if there != renamed or missing(target, renamed):
-        renamed, repaired = commit(target, renamed, copying.blob, fence=lambda: None, told_to_stop=copying.told_to_stop)
-    sent = sum(manifest.packs[identity] for identity in wanted)
-    return Copied(layout.manifest(position), position, sent + repaired, len(wanted), time.monotonic() - start)
+    if partial or _loaded(target, position, job) != renamed or missing(target, renamed):
+        renamed, repaired = commit(
+            target, renamed, copying.blob, fence=lambda: None, told_to_stop=copying.told_to_stop, replace=partial
+        )
+    sent = sum(manifest.packs[identity] for identity in names)
+    return Copied(layout.manifest(position), position, sent + repaired, len(names), time.monotonic() - start)
 
 
 def outstanding(target: Store, manifest: Manifest) -> int:
@@ -105,17 +105,6 @@ def _loaded(store: Store, position: Position, job: JobRef | None) -> Manifest | 
         return None
 
 
-def _renamed(manifest: Manifest, names: dict[str, str]) -> Manifest:
-    files = tuple(
-        changed(
-            file,
-            blobs=tuple(changed(blob, pack=names[blob.pack]) if blob.pack else blob for blob in file.blobs),
-        )
-        for file in manifest.files
-    )
-    return changed(manifest, packs={names[identity]: size for identity, size in manifest.packs.items()}, files=files)
-
-
 class _Copying:
     def __init__(
         self, source: Store, target: Store, manifest: Manifest, entry: Path | None, cancel: threading.Event
@@ -137,24 +126,52 @@ class _Copying:
         if self._cancel.is_set():
             raise Abandoned("the copy was told to stop")
 
-    def names(self) -> tuple[dict[str, str], list[str]]:
-        """Return what each pack is called in the target, and those that have to go there."""
-        there = _there(self._target)
-        names: dict[str, str] = {}
-        wanted = []
-        for identity, size in self._manifest.packs.items():
-            content = _content(identity)
-            name = there.get((content, size))
-            if name is None:
-                name = there[content, size] = f"{content}-{secrets.token_hex(4)}"
-                wanted.append(identity)
-            names[identity] = name
-        return names, wanted
+    def plan(self, job: JobRef | None) -> tuple[Manifest, dict[str, str], set[str]]:
+        """Return the manifest as the target gets it, the packs to send and what they are called there, and the rest.
 
-    def send(
-        self, names: dict[str, str], wanted: list[str], threads: int, progress: Callable[[int, int], None] | None
-    ) -> None:
+        A pack goes as it is only if this checkpoint uses all of it, since nobody could check the other bytes. What it
+        needs of the rest is taken from checkpoints that the target has, or sent in new packs.
+        """
+        there = _there(self._target)
+        sizes = {identity: size for (_, size), identity in there.items()}
+        known = self._known(sizes, job)
+        names: dict[str, str] = {}
+        partial: set[str] = set()
+
+        def moved(blob: Blob) -> Blob:
+            if not blob.pack:
+                return blob
+            if blob.digest in known:
+                return known[blob.digest]
+            size = self._manifest.packs[blob.pack]
+            name = there.get((_content(blob.pack), size)) or names.get(blob.pack)
+            if name is None and _fills(sorted(self._content[blob.pack].items()), size):
+                name = names[blob.pack] = f"{_content(blob.pack)}-{secrets.token_hex(4)}"
+            if name is None:
+                partial.add(blob.pack)
+                name = blob.pack
+            sizes[name] = size
+            return changed(blob, pack=name)
+
+        files = tuple(changed(file, blobs=tuple(moved(blob) for blob in file.blobs)) for file in self._manifest.files)
+        packs = {blob.pack: sizes[blob.pack] for file in files for blob in file.blobs if blob.pack}
+        return changed(self._manifest, packs=packs, files=files), names, partial
+
+    def _known(self, sizes: Mapping[str, int], job: JobRef | None) -> dict[str, Blob]:
+        """Return where the target has blobs, by their hashes: of this step, and of its newest checkpoint."""
+        known: dict[str, Blob] = {}
+        for position in [*committed(self._target)[:1], self._manifest.position]:
+            manifest = _loaded(self._target, position, job)
+            if manifest is None:
+                continue
+            for _, _, blob in manifest.stored():
+                if sizes.get(blob.pack) == manifest.packs[blob.pack]:
+                    known[blob.digest] = blob
+        return known
+
+    def send(self, names: dict[str, str], threads: int, progress: Callable[[int, int], None] | None) -> None:
         """Send packs, some at a time."""
+        wanted = list(names)
         total = sum(self._manifest.packs[identity] for identity in wanted)
         done = 0
         failed = threading.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections import deque
@@ -21,7 +22,7 @@ from provisioner.checkpoint.packs import Buffers, Pack, Packer
 from provisioner.checkpoint.restore import committed, load
 from provisioner.checkpoint.store import Store
 from provisioner.checkpoint.tree import STANDARD, Sizes, Source, Span, Tree, blob_bytes, open_file, scan, slices
-from provisioner.errors import Abandoned, CorruptCheckpoint, Unstable
+from provisioner.errors import Abandoned, ConfigError, CorruptCheckpoint, Unstable
 from provisioner.model import JobRef
 
 THREADS = 16
@@ -61,6 +62,8 @@ class Saver:
     cancel: threading.Event = field(default_factory=threading.Event)
     distrust: frozenset[str] = frozenset()
     """Ids of packs that may be damaged in the store: what is in them is sent again when it is needed."""
+    only_new: bool = False
+    """Replace no other checkpoint of the same step: StepTakenError."""
     sizes: Sizes = STANDARD
     _known: dict[bytes, tuple[str, int]] | None = field(default=None, init=False)
     """Where the newest checkpoint has its blobs: hash -> (pack, offset)."""
@@ -77,6 +80,7 @@ class Saver:
         same, whole or passed over by restores.
         """
         start = time.monotonic()
+        step = _whole_number(step)
         key = layout.manifest(Position(self.epoch, step))
         tree = scan(entry)
         known = self._look_around()
@@ -99,6 +103,7 @@ class Saver:
             fence=self.fence,
             told_to_stop=self._told_to_stop,
             replace=worth_replacing(manifest, self.sizes),
+            only_new=self.only_new,
             sizes=self.sizes,
         )
         self._remember(manifest, manifest.packs)
@@ -198,6 +203,16 @@ class Saver:
         identity, size = (pack.identity, pack.size) if isinstance(pack, Pack) else (pack, self._sizes[pack])
         packs[identity] = size
         return Blob(piece.length, identity, offset, piece.digest.hex())
+
+
+def _whole_number(step: int) -> int:
+    """Return the step as a plain integer, of numpy's too. Raises ConfigError."""
+    try:
+        if not isinstance(step, bool):
+            return operator.index(step)
+    except TypeError:
+        pass
+    raise ConfigError(f"a step is a whole number, not {step!r}")
 
 
 class _Piece(NamedTuple):

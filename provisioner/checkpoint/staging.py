@@ -11,9 +11,15 @@ import os
 import re
 from urllib.parse import urlsplit
 
+from provisioner.checkpoint import layout
 from provisioner.checkpoint.store import Store
 
-_UNFINISHED = re.compile(r".+#[0-9]+")
+_UNFINISHED = {
+    layout.PACKS: re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}#[0-9]+"),
+    layout.CHECKPOINTS: re.compile(r"[0-9]{12}-[0-9]{6}\.json#[0-9]+"),
+    layout.SWEEPS: re.compile(r"[0-9a-f]{16}\.(json|clock)#[0-9]+"),
+}
+"""Only what we have begun to write ourselves: the directory may hold other people's files."""
 
 
 def remove_unfinished(store: Store, before: float) -> int:
@@ -25,8 +31,13 @@ def remove_unfinished(store: Store, before: float) -> int:
     if parts.scheme != "file":
         return 0
     removed = 0
-    for folder, _, names in os.walk(parts.path):
-        for name in filter(_UNFINISHED.fullmatch, names):
+    for part, unfinished in _UNFINISHED.items():
+        folder = f"{parts.path}/{part}"
+        try:
+            names = os.listdir(folder)  # noqa: PTH208 - names are what is wanted
+        except OSError:  # none there yet
+            continue
+        for name in filter(unfinished.fullmatch, names):
             with contextlib.suppress(OSError):  # finished or removed by now
                 info = os.lstat(f"{folder}/{name}")
                 if info.st_mtime < before:
