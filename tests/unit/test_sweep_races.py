@@ -160,8 +160,8 @@ def test_in_thousands_of_orders_with_three_sweeps_a_save_that_was_announced_is_w
     leaves_what_is_needed(explorer)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.thorough
+@pytest.mark.timeout(7200)
 def test_in_every_order_with_two_sweeps_a_save_that_was_announced_is_whole(scene):
     explorer = scene.explorer(scene.save("10"), scene.remove(), scene.sweep("sweep 1"), scene.sweep("sweep 2"))
     for state in explorer.visit(scene.store.content):
