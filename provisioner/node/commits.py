@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import threading
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from provisioner.checkpoint import layout, retention
 from provisioner.checkpoint.layout import Position
@@ -21,6 +22,27 @@ LOOK_S = 1.0
 """How often the directory is read at least, in seconds; changes are noticed at once where the kernel tells them."""
 LONGEST_PAUSE_S = 30.0
 _UNSTABLE_TRIES = 5
+READ_TRIES = 5
+"""How often an entry is tried that the disk does not give, before it is passed over. The end tries it again."""
+READ_PAUSE_S = 0.5
+"""The first pause after such a try, in seconds; each is twice the one before."""
+_LAST_TRIES = 2
+_LASTING = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.EINVAL,
+        errno.ENXIO,
+        errno.ENODEV,
+        errno.EOVERFLOW,
+    }
+)
+"""Errors that another try does not change. Others pass: no descriptor left, a network disk that stumbles."""
+_Key: TypeAlias = tuple[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +51,12 @@ class _Entry:
     step: int
     identity: tuple[int, int]
     """Inode and time of change: an entry that was replaced is a new one."""
+    appeared: int
+    """When it was renamed, as of its first sight, in nanoseconds: what is changed in it later counts no more."""
+
+    @property
+    def key(self) -> _Key:
+        return self.path.name, self.identity
 
 
 class Committer:
@@ -62,7 +90,15 @@ class Committer:
         self._on_commit = on_commit
         self._on_fenced = on_fenced
         self._report = report
-        self._handled: set[tuple[str, tuple[int, int]]] = set()
+        self._handled: set[_Key] = set()
+        self._tries: dict[_Key, int] = {}
+        self._passed: dict[_Key, bool] = {}
+        """What was passed over, and whether another try may help."""
+        self._appeared: dict[tuple[str, int], int] = {}
+        self._last_appeared = 0
+        self._went_back = False
+        self._unlisted = 0
+        """How often in a row the directory could not be read."""
         self._strange: set[str] = set()
         self._known: dict[Position, Mapping[str, Any]] = {}
         self._metadata = Metadata(report)
@@ -85,7 +121,12 @@ class Committer:
             self._saver.cancel.set()
             self._thread.join(1.0)
             return False
-        return self._newest() is None
+        try:
+            return self._newest() is None and not any(
+                entry.key in self._passed and not self._is_superseded(entry) for entry in self._entries()
+            )
+        except OSError:
+            return False
 
     def abandon(self) -> None:
         """Commit nothing more. ``finish`` waits no longer."""
@@ -96,10 +137,15 @@ class Committer:
         for _ in self._ticks():
             if not self._commit_all():
                 return
+        for key in [key for key, may_help in self._passed.items() if may_help]:  # the last chance
+            del self._passed[key]
+            self._tries[key] = READ_TRIES - _LAST_TRIES
+            self._handled.discard(key)
+        self._commit_all()
 
     def _commit_all(self) -> bool:
         """Commit until nothing is left to do; False when this node must not write any more."""
-        while (entry := self._newest()) is not None:
+        while (entry := self._next()) is not None:
             try:
                 self.busy = True
                 self._commit(entry)
@@ -119,16 +165,55 @@ class Committer:
                     self._report(f"step {entry.step} is not committed yet: {error}. Trying on, training goes on")
                 self._pause()
             except OSError as error:
-                self._report(f"{entry.path} cannot be read ({error.strerror}); it is passed over")
-                self._handled.add((entry.path.name, entry.identity))
+                self._unread(entry, error)
             finally:
                 self.busy = False
         return True
 
+    def _unread(self, entry: _Entry, error: OSError) -> None:
+        """Pause before another try, or pass the entry over."""
+        lasting = error.errno in _LASTING
+        tries = self._tries[entry.key] = self._tries.get(entry.key, 0) + 1
+        why = error.strerror or str(error)
+        if lasting or tries >= READ_TRIES:
+            self._report(f"{entry.path} cannot be read ({why}); it is passed over")
+            self._handled.add(entry.key)
+            self._passed[entry.key] = not lasting
+            return
+        if tries == 1:
+            self._report(f"{entry.path} cannot be read ({why}). Trying again")
+        self._wait_to_read(tries)
+
+    def _wait_to_read(self, tries: int) -> None:
+        if self._closing.is_set():
+            time.sleep(READ_PAUSE_S)
+        else:
+            self._closing.wait(READ_PAUSE_S * 2.0 ** (tries - 1))
+
+    def _next(self) -> _Entry | None:
+        """Return the entry to save next; None, too, when the directory cannot be read: the next look tries again."""
+        while not self._saver.cancel.is_set():
+            try:
+                entry = self._newest()
+            except OSError as error:
+                self._unlisted += 1
+                if self._unlisted == 1:
+                    self._report(f"{self._directory} cannot be read ({error.strerror or error}). Trying again")
+                if not self._closing.is_set() or self._unlisted >= READ_TRIES:
+                    return None
+                self._wait_to_read(self._unlisted)
+            else:
+                self._unlisted = 0
+                return entry
+        return None
+
     def _commit(self, entry: _Entry) -> None:
+        self._known.pop(Position(self._saver.epoch, entry.step), None)  # a save that fails may have replaced it
         commit = self._saver.save(entry.path, entry.step, self._metadata.of(entry.path))
-        self._handled.add((entry.path.name, entry.identity))
+        self._handled.add(entry.key)
         self.last = commit
+        self._last_appeared = entry.appeared
+        self._went_back = False
         self._failures = self._unstable = 0
         self._on_commit(commit, entry.path)
         self._known[commit.position] = commit.manifest.metadata
@@ -145,22 +230,44 @@ class Committer:
             self._report(f"old checkpoints are not removed yet: {error}")
 
     def _newest(self) -> _Entry | None:
-        """Return the entry to save next; older ones than the newest commit are ticked off unsaved."""
+        """Return the entry to save next; older ones than the newest commit are ticked off unsaved. Raises OSError."""
         best: _Entry | None = None
-        for entry in self._entries():
-            if (entry.path.name, entry.identity) in self._handled:
-                continue
-            if self.last is not None and entry.step < self.last.position.step:
-                self._handled.add((entry.path.name, entry.identity))
-                continue
-            if best is None or entry.step > best.step:
-                best = entry
+        try:
+            for entry in self._entries():
+                if entry.key in self._handled:
+                    continue
+                if self._is_superseded(entry):
+                    self._handled.add(entry.key)
+                    self._tell_going_back(entry)
+                    continue
+                if best is None or entry.step > best.step:
+                    best = entry
+        except OSError:
+            if best is None:
+                raise
         return best
 
+    def _is_superseded(self, entry: _Entry) -> bool:
+        return self.last is not None and entry.step < self.last.position.step
+
+    def _tell_going_back(self, entry: _Entry) -> None:
+        """Say, once until the next commit, that what the training saves now is lost: it is behind its newest commit."""
+        if self.last is None or self._went_back or entry.appeared <= self._last_appeared:
+            return
+        self._went_back = True
+        newest = self.last.position.step
+        self._report(
+            f"step {entry.step} is older than step {newest}, which is committed: it is not saved, nor is any other "
+            f"below {newest}; a restore would take step {newest}. To go back, stop the job, remove step {newest} "
+            "(failover checkpoint rm --force) and start it anew"
+        )
+
     def _entries(self) -> Iterator[_Entry]:
+        """List what may be saved. Raises OSError, at the end, but not for what the trainer removed."""
+        problem: OSError | None = None
         try:
             listing = list(os.scandir(self._directory))
-        except OSError:  # the trainer removed the directory: nothing to commit
+        except (FileNotFoundError, NotADirectoryError):
             return
         for item in listing:
             step = layout.step_of(item.name)
@@ -169,9 +276,15 @@ class Committer:
                     self._wonder(item.name)
                     continue
                 info = item.stat(follow_symlinks=False)
-            except OSError:
+            except FileNotFoundError:
                 continue
-            yield _Entry(Path(item.path), step, (info.st_ino, info.st_mtime_ns))
+            except OSError as error:
+                problem = error
+                continue
+            appeared = self._appeared.setdefault((item.name, info.st_ino), info.st_ctime_ns)
+            yield _Entry(Path(item.path), step, (info.st_ino, info.st_mtime_ns), appeared)
+        if problem is not None:
+            raise problem
 
     def _wonder(self, name: str) -> None:
         if name in self._strange or layout.is_unfinished(name):

@@ -151,6 +151,7 @@ class Replica:
 
     def _copy(self, wanted: _Wanted) -> None:
         store = self._store = self._store or self._open_store()
+        self._known.pop(wanted.position, None)  # a step that was saved anew has other metadata
         copied = copying.copy(
             self._primary,
             store,

@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from provisioner.checkpoint.scratch import remove
 from provisioner.errors import FailoverError
 
 
@@ -65,7 +66,10 @@ class Rooms:
         earlier = [path for path in self.run.parent.iterdir() if path != self.run and path.is_dir()]
         earlier.sort(key=lambda path: path.stat().st_mtime)
         for path in earlier[: -1 if keep_last else None]:
-            shutil.rmtree(path, ignore_errors=True)
+            try:
+                remove(path)
+            except OSError:  # a folder of somebody else
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def prepare(root: Path, epoch: int) -> Rooms:

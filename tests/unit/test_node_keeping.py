@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -128,6 +129,111 @@ def test_the_best_by_the_metadata_of_the_command_stays(primary, tmp_path):
     assert [position.step for position in committed(primary)] == [40, 20]
 
 
+class Stumbling(Saver):
+    """A saver whose disk fails for the steps in ``faults``, so many times."""
+
+    def __init__(self, store: Store, faults: dict[int, list[int]]) -> None:
+        super().__init__(store, JOB, 1, fence=lambda: None)
+        self.faults = faults
+        self.tries: list[int] = []
+
+    def save(self, entry, step, metadata=None, progress=None):
+        self.tries.append(step)
+        if self.faults.get(step):
+            number = self.faults[step].pop(0)
+            raise OSError(number, os.strerror(number))
+        return super().save(entry, step, metadata, progress)
+
+
+class Committing:
+    def __init__(self, directory: Path, saver: Saver) -> None:
+        self.out = directory / "out"
+        self.out.mkdir()
+        self.lines: list[str] = []
+        self.commits: list[int] = []
+        self.committer = Committer(
+            self.out,
+            saver,
+            policy=Policy(9),
+            protect=set,
+            on_commit=lambda commit, _entry: self.commits.append(commit.position.step),
+            on_fenced=lambda _fenced: None,
+            report=self.lines.append,
+        )
+        self.committer.start()
+
+
+def test_a_disk_that_stumbles_costs_no_checkpoint(primary, tmp_path, monkeypatch):
+    monkeypatch.setattr("provisioner.node.commits.READ_PAUSE_S", 0.01)
+    saver = Stumbling(primary, {10: [errno.EMFILE], 20: [errno.EIO] * 5})
+    node = Committing(tmp_path, saver)
+    checkpoint(node.out, 10)
+    until(lambda: node.commits == [10])
+    checkpoint(node.out, 20)
+    until(lambda: any("passed over" in line for line in node.lines))
+    assert saver.tries == [10, 10, *[20] * 5]
+    assert node.committer.finish(10)  # the end tries it once more
+    assert node.commits == [10, 20]
+    assert ["Trying again" in line for line in node.lines] == [True, True, False]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_a_last_checkpoint_that_cannot_be_read_is_not_taken_for_committed(number, primary, tmp_path, monkeypatch):
+    monkeypatch.setattr("provisioner.node.commits.READ_PAUSE_S", 0.01)
+    saver = Stumbling(primary, {20: [number] * 99})
+    node = Committing(tmp_path, saver)
+    checkpoint(node.out, 10)
+    until(lambda: node.commits == [10])
+    checkpoint(node.out, 20)
+    until(lambda: any("step-20 cannot be read" in line and "passed over" in line for line in node.lines))
+    assert not node.committer.finish(10)
+    assert node.commits == [10]
+    assert saver.tries.count(20) == (7 if number == errno.EIO else 1)
+
+
+def test_one_that_was_passed_over_does_not_count_once_a_newer_one_is_committed(primary, tmp_path):
+    saver = Stumbling(primary, {10: [errno.ELOOP]})
+    node = Committing(tmp_path, saver)
+    checkpoint(node.out, 10)
+    until(lambda: node.lines)
+    checkpoint(node.out, 20)
+    assert node.committer.finish(10)
+    assert node.commits == [20]
+
+
+def test_a_directory_that_cannot_be_listed_at_the_end_is_no_empty_one(primary, tmp_path, monkeypatch):
+    monkeypatch.setattr("provisioner.node.commits.READ_PAUSE_S", 0.01)
+    node = Committing(tmp_path, Saver(primary, JOB, 1, fence=lambda: None))
+
+    def no_descriptor(_path):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("provisioner.node.commits.os", SimpleNamespace(scandir=no_descriptor))
+    checkpoint(node.out, 10)
+    assert not node.committer.finish(10)
+    assert len([line for line in node.lines if "Too many open files" in line]) == 1
+
+
+def test_training_that_goes_back_is_told_once_and_a_superseded_checkpoint_never(primary, tmp_path):
+    node = Committing(tmp_path, Saver(primary, JOB, 1, fence=lambda: None))
+    for step in (80, 90, 100):
+        checkpoint(node.out, step)
+    until(lambda: 100 in node.commits)
+    (node.out / "step-90" / "data").unlink(missing_ok=True)  # the trainer tidies up
+    checkpoint(node.out, 200)
+    until(lambda: 200 in node.commits)
+    time.sleep(0.05)
+    for step in (150, 160, 170):
+        checkpoint(node.out, step)
+        time.sleep(0.1)
+    until(lambda: node.lines)
+    checkpoint(node.out, 210)
+    assert node.committer.finish(10)
+    assert node.commits[-2:] == [200, 210]
+    (line,) = node.lines
+    assert line.startswith("step 150 is older than step 200, which is committed: it is not saved")
+
+
 # -- copies ------------------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +276,18 @@ def test_a_commit_is_copied_whole_and_older_copies_go(primary, other, tmp_path):
     assert (state["step"], state["behind"], state["error"]) == (20, 0, None)
     assert state["bytes"] > 500
     assert heard.lines == []
+
+
+def test_the_best_copy_is_chosen_by_what_the_last_save_of_a_step_says(primary, other, tmp_path):
+    heard = Heard()
+    replica = Replica("other", lambda: other, primary, heard.rules(policy=Policy(1, best=Best("loss", "min"))))
+    replica.start()
+    for count, (step, loss) in enumerate(((10, 0.2), (20, 0.1), (20, 0.9), (30, 0.5), (40, 0.6)), 1):
+        entry = saved(primary, tmp_path / str(count), step, loss=loss)
+        replica.want(Position(1, step), entry)
+        until(lambda count=count: len(heard.copied) == count)
+    assert Replicas([replica]).finish(10) == []
+    assert [position.step for position in committed(other)] == [40, 30]
 
 
 class Gate:

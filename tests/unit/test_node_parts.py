@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.store import open_store
 from provisioner.errors import ConfigError, Fenced, Unreachable
-from provisioner.node import bootstrap, machine, notices
+from provisioner.node import bootstrap, machine, notices, rooms
 from provisioner.node.heartbeat import Heartbeat
 from provisioner.node.logs import Log, split
 from provisioner.node.progress import Progress
@@ -294,3 +294,17 @@ def test_the_event_log_hides_secrets_survives_torn_lines_and_a_disk_that_takes_n
     lost.emit("x")
     assert lost.lost == 1
     assert list(events.read(lost.path)) == []
+
+
+def test_what_an_earlier_run_left_goes_even_from_folders_without_a_write_bit(tmp_path):
+    """As root nothing is forbidden: what counts then is that it goes all the same."""
+    runs = tmp_path / "runs"
+    frozen = runs / "e1-a" / "restored" / "step-10" / "weights"
+    frozen.mkdir(parents=True)
+    (frozen / "data").touch()
+    for path in (frozen, frozen.parent):
+        path.chmod(0o555)
+    (runs / "e2-b").mkdir()
+    os.utime(runs / "e1-a", (1, 1))
+    made = rooms.prepare(tmp_path, 3)
+    assert {path.name for path in runs.iterdir()} == {"e2-b", made.run.name}
