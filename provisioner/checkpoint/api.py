@@ -14,7 +14,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from provisioner.checkpoint import accounts, copying, inputs, layout, sweep
@@ -75,16 +74,14 @@ class CheckpointStore:
         Raises:
             ConfigError: There is no such store, or an account's file cannot be read.
         """
-        if isinstance(uri, str):
-            inputs.check_uri(uri)
+        self.uri = uri.uri if isinstance(uri, Store) else inputs.address(uri)
         self.job = job
         self.report = report
         self._endpoint = endpoint
         self._region = region
         self._credentials: Credentials | Renewed | None = credentials
         self._store: Store | None = uri if isinstance(uri, Store) else None
-        self.uri = uri.uri if isinstance(uri, Store) else uri
-        self._hand = ByHand(job, epoch)
+        self._hand = ByHand(job, inputs.whole_or_none("epoch", epoch))
         if not inputs.is_absent(self.uri):
             self._opened()
 
@@ -149,6 +146,7 @@ class CheckpointStore:
             Fenced: A newer epoch owns the job (only with ``job`` and ``epoch``).
             OSError: A file cannot be read.
         """
+        step, cancel = inputs.whole_or_none("step", step), inputs.event(cancel)
         entry = inputs.entry(path, self.uri)
         values = inputs.plain(metadata or {})
         return self._hand.save(
@@ -162,6 +160,11 @@ class CheckpointStore:
             resend=resend,
             cancel=cancel or threading.Event(),
         )
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the last save came to write its manifest: one that was broken off since may have been saved."""
+        return self._hand.in_doubt
 
     def latest(self) -> Checkpoint | None:
         """Return the newest checkpoint whose manifest is whole; None where there is none."""
@@ -221,7 +224,7 @@ class CheckpointStore:
             DiskFull: The disk has no room.
             OSError: A file cannot be written.
         """
-        place = Path(target).absolute()
+        place, local, cancel = inputs.place(target), inputs.seeds(seeds), inputs.event(cancel)
         refuse_taken(place)
         for position in self._found(step, epoch):
             key = layout.manifest(position)
@@ -231,9 +234,7 @@ class CheckpointStore:
                 if manifest is None:
                     self.report(f"{key} belongs to another job; passed over")
                     continue
-                return pull(
-                    self.store, manifest, place, seeds=[Path(seed) for seed in seeds], cancel=cancel, progress=progress
-                )
+                return pull(self.store, manifest, place, seeds=local, cancel=cancel, progress=progress)
             except CorruptCheckpoint as error:
                 if manifest is not None:
                     self._hand.distrust.update(manifest.packs)  # one is damaged, and nobody has looked at the others
@@ -265,6 +266,7 @@ class CheckpointStore:
         Raises:
             StoreError: There is no such checkpoint.
         """
+        cancel = inputs.event(cancel)
         positions = self._found(step, epoch)
         found = verified(
             self.store,
@@ -284,13 +286,15 @@ class CheckpointStore:
             ConfigError: The step is there in several epochs, or it is the newest and ``force`` is not given.
             StoreError: There is no such checkpoint.
         """
-        found = self._found(step, epoch)
+        found = self._found(inputs.whole("step", step), epoch)
         if len(found) > 1:
             numbers = " and ".join(str(position.epoch) for position in sorted(found))
             raise ConfigError(f"step {step} is there in the epochs {numbers}", hint="say which epoch")
         newest = self.latest()
         if newest is not None and newest.position == found[0] and not force:
-            raise ConfigError(f"step {step} is the newest checkpoint; it is not removed", hint="force removes it")
+            raise ConfigError(
+                f"step {step} is the newest checkpoint; it is not removed", hint="--force (force=True) removes it"
+            )
         one = self._described(found[0])
         if one.problem == FOREIGN:
             raise StoreError(f"{self.uri}/{one.key}: {one.problem}")
@@ -307,6 +311,7 @@ class CheckpointStore:
         Raises:
             StoreError: A manifest is damaged: what it names is not known, so nothing is removed.
         """
+        grace_s = inputs.grace(grace_s)
         self._there()
         return sweep.sweep(self.store, grace_s=grace_s, dry_run=dry_run)
 
@@ -328,7 +333,8 @@ class CheckpointStore:
             ConfigError: Another one is there already.
             StoreError: There is no such checkpoint, or (CorruptCheckpoint) it is damaged.
         """
-        target = CheckpointStore(other) if isinstance(other, str) else other
+        target = other if isinstance(other, CheckpointStore) else CheckpointStore(inputs.address(other))
+        cancel = inputs.event(cancel)
         one = self.find(step, epoch)
         if not replace and not inputs.is_absent(target.uri):
             refuse_other(self.store, target.store, one.position)
@@ -362,6 +368,7 @@ class CheckpointStore:
 
     def _found(self, step: int | None, epoch: int | None) -> builtins.list[Position]:
         """Return the checkpoints that are meant, newest first. Raises StoreError when there is none."""
+        step, epoch = inputs.whole_or_none("step", step), inputs.whole_or_none("epoch", epoch)
         self._there()
         positions = self._positions()
         found = [

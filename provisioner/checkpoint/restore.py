@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import threading
 import time
@@ -20,7 +21,7 @@ from provisioner.checkpoint.manifest import File, Manifest, decode
 from provisioner.checkpoint.scratch import remove_left_over, scratch
 from provisioner.checkpoint.seeds import Seeds
 from provisioner.checkpoint.store import Store
-from provisioner.errors import CloudError, ConfigError, CorruptCheckpoint, DiskFull, StoreError
+from provisioner.errors import CloudError, ConfigError, CorruptCheckpoint, DiskFull, ExitCode, StoreError
 from provisioner.model import JobRef
 
 RESERVE_BYTES = 64 * 1024 * 1024
@@ -47,6 +48,12 @@ class Restored:
     fetched_bytes: int
     seconds: float
     store_uri: str
+
+
+class NotHereError(StoreError):
+    """This machine's disk takes no such name or size. Other checkpoints, and other machines, may do."""
+
+    exit_code = ExitCode.BAD_INPUT
 
 
 def committed(store: Store) -> list[Position]:
@@ -94,7 +101,7 @@ def restore(
     Raises DiskFull, Abandoned, CloudError, OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    remove_left_over(directory, _RESTORING)
+    remove_left_over(directory, re.escape(_RESTORING))
     sources = list(replicas) if any(replica is store for replica in replicas) else [store, *replicas]
     found = _look(store, sources, report)
     for candidate in sorted(set().union(*found.values()), reverse=True):
@@ -201,7 +208,7 @@ def pull(
     start = time.monotonic()
     target = target.absolute()
     base = scratch_base(target)
-    remove_left_over(base, SCRATCH)
+    remove_left_over(base, rf"{re.escape(SCRATCH)}[0-9]+-")
     refuse_taken(target)
     base.mkdir(parents=True, exist_ok=True)
     look_for_room(manifest, base, shutil.disk_usage(base).free)
@@ -231,12 +238,21 @@ def pull(
 def refuse_taken(target: Path) -> None:
     """Raise ConfigError when something is at the target, be it a link to nowhere. An empty directory is fine."""
     if os.path.lexists(target) and not (target.is_dir() and not target.is_symlink() and not any(target.iterdir())):
-        raise ConfigError(f"{target}: is there already", hint="name a directory that is empty or not there")
+        raise _taken(target)
+
+
+def _taken(target: Path) -> ConfigError:
+    return ConfigError(f"{target}: is there already", hint="name a directory that is empty or not there")
 
 
 def scratch_base(target: Path) -> Path:
-    """Return where ``pull`` gathers what it brings. A mount point, and where we stand, cannot be replaced."""
-    within = target.is_dir() and (target.is_mount() or target.samefile(Path.cwd()))
+    """Return where ``pull`` gathers what it brings.
+
+    Inside a target that cannot be replaced: a mount point, where we stand, and what lies where we may not write.
+    """
+    within = target.is_dir() and (
+        target.is_mount() or target.samefile(Path.cwd()) or not os.access(target.parent, os.W_OK | os.X_OK)
+    )
     return target if within else target.parent
 
 
@@ -247,7 +263,13 @@ def _hand_over(entry: Path, target: Path, *, inside: bool) -> None:
             raise ConfigError(f"{target}: is a directory, and the checkpoint is a file", hint="name a file")
         if target.is_dir():
             target.rmdir()
-        entry.rename(target)
+        try:
+            os.link(entry, target, follow_symlinks=False)  # unlike a renaming it replaces nothing
+        except FileExistsError:
+            raise _taken(target) from None
+        except OSError:  # no links on this file system
+            refuse_taken(target)
+            entry.rename(target)
         return
     mode = entry.stat().st_mode
     entry.chmod(0o700)  # a directory that cannot be written cannot be moved
@@ -274,7 +296,8 @@ def look_for_room(manifest: Manifest, directory: Path, free: int) -> None:
     if free < manifest.disk_bytes + RESERVE_BYTES:
         raise DiskFull(
             f"the disk of {directory} has {free // 2**20} MiB free, "
-            f"the checkpoint of step {manifest.step} needs {manifest.disk_bytes // 2**20} MiB",
+            f"the checkpoint of step {manifest.step} needs {manifest.disk_bytes // 2**20} MiB "
+            f"and {RESERVE_BYTES // 2**20} MiB to spare",
             hint="free space, or take a larger disk",
         )
 
@@ -318,7 +341,7 @@ def write(
     except OSError as error:
         if error.errno not in _NOT_HERE:
             raise
-        raise StoreError(
+        raise NotHereError(
             f"the disk of {root.parent} cannot hold it: {error.strerror}", hint="choose another disk, or a shorter path"
         ) from error
     for file in manifest.files:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -31,9 +32,15 @@ def scratch(parent: Path, prefix: str) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def made(parent: Path, prefix: str) -> list[Path]:
+    """Return what ``scratch`` has made in ``parent``, by the names; ``prefix`` is a regular expression."""
+    name = re.compile(f"{prefix}[a-z0-9_]{{8}}")  # as mkdtemp makes them
+    return [path for path in parent.glob(".*") if name.fullmatch(path.name)]
+
+
 def remove_left_over(parent: Path, prefix: str) -> None:
-    """Remove what dead processes left in ``parent``. What cannot be removed stays."""
-    for path in parent.glob(f"{prefix}*"):
+    """Remove what dead processes left in ``parent``, see ``made``. What cannot be removed stays."""
+    for path in made(parent, prefix):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:

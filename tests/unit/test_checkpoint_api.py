@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from provisioner.checkpoint import AsyncCheckpointStore, CheckpointStore, layout
+from provisioner.checkpoint import restore as restoring
 from provisioner.checkpoint.inputs import plain
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.restore import restore
@@ -557,3 +558,91 @@ except AttributeError:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout == "fine\n", done.stderr
+
+
+class Index:
+    """A whole number as numpy has it."""
+
+    def __index__(self) -> int:
+        return 7
+
+
+@pytest.mark.parametrize("wrong", [True, 1.0, "1", b"1"])
+def test_steps_and_epochs_are_whole_numbers(tmp_path: Path, wrong: Any) -> None:
+    store = CheckpointStore(f"file://{tmp_path}/store")
+    assert store.save(write(tmp_path / "run"), Index()).position.step == 7  # type: ignore[arg-type]
+    assert store.find(Index()).step == 7  # type: ignore[arg-type]
+    calls: list[Any] = [
+        lambda: store.save(tmp_path / "run", wrong),
+        lambda: store.restore(tmp_path / "back", wrong),
+        lambda: store.find(7, wrong),
+        lambda: store.verify(wrong),
+        lambda: store.remove(wrong),
+        lambda: store.copy_to(f"file://{tmp_path}/other", wrong),
+        lambda: CheckpointStore(store.uri, epoch=wrong),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match="not a whole number"):
+            call()
+    assert [one.step for one in store.list()] == [7]
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_is_handed_over_by_mistake_is_refused(tmp_path: Path) -> None:
+    store = CheckpointStore(f"file://{tmp_path}/store")
+    store.save(write(tmp_path / "run"), 1)
+    (tmp_path / "loop").symlink_to("loop")
+    odd: Any = [
+        lambda: CheckpointStore(None),  # type: ignore[arg-type]
+        lambda: CheckpointStore(b"s3://b/p"),  # type: ignore[arg-type]
+        lambda: store.copy_to(None),  # type: ignore[arg-type]
+        *(lambda grace=grace: store.sweep(grace) for grace in ("1h", -5, float("nan"), True, None)),
+        lambda: store.save(tmp_path / "run", cancel=True),  # type: ignore[arg-type]
+        lambda: store.verify(cancel=True),  # type: ignore[arg-type]
+        lambda: store.remove(None),  # type: ignore[arg-type]
+        lambda: store.restore(tmp_path / "back", seeds="run"),
+        lambda: store.restore(tmp_path / "back", seeds=[tmp_path / "missing"]),
+        lambda: store.restore(""),
+        lambda: store.save(""),
+        lambda: store.save(tmp_path / "loop"),
+    ]
+    for call in odd:
+        with pytest.raises(ConfigError):
+            call()
+    with pytest.raises(ConfigError, match="a path") as refusal:
+        CheckpointStore(tmp_path / "store")  # type: ignore[arg-type]
+    assert refusal.value.hint == f"write file://{tmp_path}/store"
+
+
+def test_of_two_restores_of_a_file_to_one_place_the_second_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(f"file://{tmp_path}/store")
+    (tmp_path / "model.pt").write_bytes(b"model")
+    store.save(tmp_path / "model.pt", 1)
+    target = tmp_path / "back.pt"
+    real = restoring.write
+
+    def slow(*arguments: Any, **options: Any) -> int:
+        target.write_bytes(b"the first")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(restoring, "write", slow)
+    with pytest.raises(ConfigError, match="is there already"):
+        store.restore(target)
+    assert target.read_bytes() == b"the first"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back.pt", "model.pt", "store"]
+
+
+def test_an_empty_directory_whose_parent_cannot_be_written_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(f"file://{tmp_path}/store")
+    store.save(write(tmp_path / "run"), 1)
+    target = tmp_path / "locked" / "mine"
+    target.mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) != target.parent)
+    inode = target.stat().st_ino
+    store.restore(target)
+    assert content(target) == content(tmp_path / "run")
+    assert target.stat().st_ino == inode

@@ -224,18 +224,22 @@ def test_a_restore_that_fails_leaves_nothing_behind_read_only_folders_neither():
 def test_what_a_killed_restore_left_is_removed_by_the_next_and_one_that_runs_is_not_disturbed(tmp_path):
     store = new_store()
     commit = saver(store).save(trees.write(tmp_path / "step-1", a=b"1"), 1)
-    for place, prefix in ((tmp_path / "r", ".restoring-"), (tmp_path, SCRATCH)):
+    for place, prefix in ((tmp_path / "r", ".restoring-"), (tmp_path, f"{SCRATCH}12-")):
         place.mkdir(exist_ok=True)
-        left = trees.write(place / f"{prefix}left", a=b"half")
+        left = trees.write(place / f"{prefix}left_012", a=b"half")
         left.chmod(0o500)
-        (place / f"{prefix}link").symlink_to(tmp_path / "step-1")
+        (place / f"{prefix}link_012").symlink_to(tmp_path / "step-1")
+        others = [place / name for name in (f"{SCRATCH}results", f"{prefix}left_0123", f"{prefix}Left_012")]
+        for other in others:
+            other.mkdir()
         with scratch(place, prefix) as running:
             (running / "a").write_bytes(b"half")
-            if prefix == SCRATCH:
+            if prefix.startswith(SCRATCH):
                 pull(store, commit.manifest, tmp_path / "pulled")
             else:
                 restore(store, JOB, place)
             assert not left.exists()
+            assert all(other.exists() for other in others)
             assert (running / "a").exists()
         assert not running.exists()
     assert shape(tmp_path / "pulled") == shape(tmp_path / "step-1")
