@@ -11,6 +11,7 @@ from importlib import import_module
 import click
 
 from provisioner import __version__
+from provisioner.cli import streams
 from provisioner.errors import ExitCode, FailoverError
 
 COMMANDS = {
@@ -68,20 +69,27 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code. Every error is one line on stderr."""
+    streams.ready()
+    code = _run(arguments)
+    streams.settle()
+    return code
+
+
+def _run(arguments: list[str] | None) -> int:
     try:
         outcome = cli.main(args=arguments, standalone_mode=False)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f" (see: {context.command_path} --help)" if context is not None else ""
-        click.echo(f"failover: {error.format_message()}{hint}", err=True)
+        streams.tell(f"failover: {error.format_message()}{hint}")
         return int(ExitCode.BAD_INPUT)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+        streams.tell("interrupted")
         return int(ExitCode.INTERRUPTED)
     except FailoverError as error:
-        click.echo(f"failover: {error}", err=True)
+        streams.tell(f"failover: {error}")
         if error.hint:
-            click.echo(f"  {error.hint}", err=True)
+            streams.tell(f"  {error.hint}")
         return int(error.exit_code)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output went away: nothing left to say
@@ -100,5 +108,5 @@ def _our_fault(error: Exception) -> int:
     handle, name = tempfile.mkstemp(prefix="failover-crash-", suffix=".txt")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write("".join(traceback.format_exception(error)))
-    click.echo(f"failover: a fault of ours: {type(error).__name__} (details: {name})", err=True)
+    streams.tell(f"failover: a fault of ours: {type(error).__name__} (details: {name})")
     return int(ExitCode.OUR_FAULT)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec, Protocol, Self, TypeVar
 
-import click
-
-from provisioner.cli.checkpoint.words import plain
-from provisioner.errors import Abandoned, ConfigError, DiskFull, FailoverError, Interrupted, Unstable
+from provisioner.cli.checkpoint.places import MistakesError
+from provisioner.cli.checkpoint.words import plain, plain_lines
+from provisioner.cli.streams import settle, tell
+from provisioner.errors import Abandoned, ConfigError, DiskFull, FailoverError, Interrupted, Unreachable, Unstable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -72,7 +73,7 @@ class Meter:
         if self._bar is not None:
             self._bar.console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
         else:
-            click.echo(plain(line), err=True)
+            tell(plain(line))
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -89,14 +90,14 @@ def attended(
     *,
     label: str,
     bar: bool = False,
-    nothing: str = "nothing was changed",
+    nothing: str | Callable[[], str] = "nothing was changed",
     clean: Callable[[], None] = lambda: None,
     retries: Callable[[], int] = lambda: 0,
 ) -> T:
     """Do ``work`` and return what it returns, or raise what it raises.
 
-    Ctrl-C sets ``cancel``; when the work has not ended soon after, ``clean`` removes what it leaves and the process
-    ends at once. ``nothing`` says what has become of it then. Raises Interrupted.
+    Ctrl-C and SIGTERM set ``cancel``; when the work has not ended soon after, ``clean`` removes what it leaves and the
+    process ends at once. ``nothing`` says what has become of it then. Raises Interrupted.
     """
     _bound_memory()
     cancel, ended = threading.Event(), threading.Event()
@@ -112,7 +113,7 @@ def attended(
             ended.set()  # not Thread.join: interrupted, it takes a thread that runs for one that has ended
 
     thread = threading.Thread(target=run, name="work", daemon=True)
-    with Meter(label, bar=bar) as meter:
+    with _terminated_is_interrupted(), Meter(label, bar=bar) as meter:
         try:
             thread.start()
             _wait(ended, meter, retries)
@@ -120,11 +121,12 @@ def attended(
             cancel.set()
             if not _ends(ended):
                 clean()
-                _leave(meter, nothing)
+                _leave(meter, nothing if isinstance(nothing, str) else nothing())
             if outcome:
                 raise Interrupted("interrupted when it was done already") from None
             if not error or isinstance(error[0], Abandoned):
-                raise Interrupted(f"interrupted; {nothing}") from None
+                words = nothing if isinstance(nothing, str) else nothing()
+                raise Interrupted(f"interrupted; {words}") from None
     if error:
         raise error[0]
     return outcome[0]
@@ -145,6 +147,12 @@ def one_line(command: Callable[P, int]) -> Callable[P, int]:
             raise ConfigError(plain(str(error)), hint=hint) from None
         except DiskFull as error:
             raise ConfigError(plain(str(error)), hint=error.hint) from None
+        except MistakesError as error:
+            raise ConfigError(plain_lines(str(error)), hint=plain(error.hint)) from None
+        except Unreachable as error:
+            error.args = (plain(str(error)),)
+            error.hint = plain(error.hint or _what_to_check(options.get("endpoint")))
+            raise
         except FailoverError as error:
             error.args = (plain(str(error)),)
             error.hint = plain(error.hint)
@@ -155,6 +163,26 @@ def one_line(command: Callable[P, int]) -> Callable[P, int]:
         return code
 
     return wrapped
+
+
+@contextlib.contextmanager
+def _terminated_is_interrupted() -> Iterator[None]:
+    """Take SIGTERM for Ctrl-C, so that nothing half-done stays."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _what_to_check(endpoint: object) -> str:
+    """Say which address did not answer, and what may be wrong."""
+    address = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    where = f"{address} did not answer" if address else "the cloud's own address did not answer"
+    return f"{where}: check --endpoint, --region and the network"
 
 
 def _wait(ended: threading.Event, meter: Meter, retries: Callable[[], int]) -> None:
@@ -178,9 +206,8 @@ def _ends(ended: threading.Event) -> bool:
 def _leave(meter: Meter, nothing: str) -> None:
     """End this process at once: requests that are under way are not waited for."""
     meter.__exit__()
-    click.echo(f"failover: interrupted; {nothing}", err=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    tell(f"failover: interrupted; {nothing}")
+    settle()
     os._exit(Interrupted.exit_code)
 
 

@@ -21,6 +21,7 @@ from provisioner.cli.checkpoint.words import (
     size_words,
 )
 from provisioner.cli.output import print_json, print_table
+from provisioner.cli.streams import tell
 from provisioner.errors import ConfigError, ExitCode, Interrupted
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def ls_command(uri: str | None, endpoint: str | None, region: str | None, *, as_
         print_json([checkpoint_json(one) for one in found])
         return 0
     if not found:
-        click.echo(f"{place.uri}: no checkpoints{f'; {hint}' if hint else ''}", err=True)
+        tell(f"{place.uri}: no checkpoints{f'; {hint}' if hint else ''}")
         return 0
     jobs = len({one.job for one in found if not one.problem}) > 1
     columns = ["step", "epoch", "size", "new", "files", "age", "entry", "metadata", "state", *(["job"] if jobs else [])]
@@ -103,9 +104,9 @@ def verify_command(
                 click.echo(f"  {plain(problem)}")
     if not quick:
         seconds = time.monotonic() - begun
-        click.echo(f"read {size_words(size)} in {seconds:.1f} s, {rate_words(size, seconds)}", err=True)
+        tell(f"read {size_words(size)} in {seconds:.1f} s, {rate_words(size, seconds)}")
     if any(one.problems for one in found):
-        click.echo("to mend it, push the same files with --resend; `pull` takes an older one", err=True)
+        tell("to mend it, push the same files with --resend; `pull` takes an older one")
         return int(ExitCode.CLOUD_REFUSED)
     return 0
 
@@ -150,7 +151,7 @@ def rm_command(
     )
     if as_json:
         print_json({"uri": place.uri, "key": one.key, "step": one.step, "epoch": one.epoch})
-    click.echo(f"removed step {one.step} of epoch {one.epoch}; `failover checkpoint gc` frees its bytes", err=True)
+    tell(f"removed step {one.step} of epoch {one.epoch}; `failover checkpoint gc` frees its bytes")
     return 0
 
 
@@ -189,7 +190,7 @@ def gc_command(
             click.echo(line)
     if swept.waiting:
         later = f"the first run {duration_words(grace)} after that" if grace else "the next run"
-        click.echo(f"what is condemned goes with {later}, unless a checkpoint needs it by then", err=True)
+        tell(f"what is condemned goes with {later}, unless a checkpoint needs it by then")
     return 0
 
 
@@ -258,7 +259,7 @@ def _ask(one: Checkpoint, uri: str) -> None:
     except click.Abort:
         if sys.stdin.isatty():
             raise
-        click.echo(err=True)
+        tell()
         raise ConfigError("nobody answers; nothing is removed", hint="--yes removes without asking") from None
     if not agreed:
         raise Interrupted("nothing is removed")

@@ -13,6 +13,7 @@ from provisioner.cli.checkpoint.attended import Meter, attended, one_line
 from provisioner.cli.checkpoint.places import EXIT_CODES, Place, json_option, opened, parted, place_options
 from provisioner.cli.checkpoint.words import plain, rate_words, size_words
 from provisioner.cli.output import print_json
+from provisioner.cli.streams import tell
 from provisioner.errors import CorruptCheckpoint, ExitCode
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command("push", short_help="Save a directory or file.", epilog=EXIT_CODES)
-@click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("path", metavar="DIR", type=click.Path())
 @click.argument("uri", required=False)
 @click.option("--step", type=int, help="Its number; else the one at the end of DIR's name, or the next one.")
 @click.option("--metadata", "pairs", multiple=True, metavar="KEY=VALUE", help="Kept with it; may be repeated.")
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 @json_option
 @one_line
 def push_command(
-    path: Path,
+    path: str,
     uri: str | None,
     step: int | None,
     pairs: tuple[str, ...],
@@ -56,7 +57,11 @@ def push_command(
     def work(meter: Meter, cancel: threading.Event) -> Commit:
         return place.store.save(path, step, metadata, meter, replace=force, force=force, resend=resend, cancel=cancel)
 
-    done = attended(work, label="pushing", bar=True, nothing="nothing was saved", retries=place.retries)
+    def nothing() -> str:
+        doubt = "it may have been saved: `failover checkpoint ls` tells"
+        return doubt if place.store.in_doubt else "nothing was saved"
+
+    done = attended(work, label="pushing", bar=True, nothing=nothing, retries=place.retries)
     if as_json:
         print_json(
             {
@@ -71,10 +76,9 @@ def push_command(
                 "time": done.time,
             }
         )
-    click.echo(
+    tell(
         f"pushed step {done.position.step}: {size_words(done.total_bytes)}, {size_words(done.uploaded_bytes)} new, "
-        f"{done.seconds:.1f} s, {rate_words(done.total_bytes, done.seconds)}",
-        err=True,
+        f"{done.seconds:.1f} s, {rate_words(done.total_bytes, done.seconds)}"
     )
     return 0
 
@@ -138,10 +142,9 @@ def pull_command(
                 "seconds": round(done.seconds, 3),
             }
         )
-    click.echo(
+    tell(
         f"pulled step {done.position.step}: {size_words(done.total_bytes)}, {size_words(done.fetched_bytes)} fetched, "
-        f"{done.seconds:.1f} s, {rate_words(done.total_bytes, done.seconds)}",
-        err=True,
+        f"{done.seconds:.1f} s, {rate_words(done.total_bytes, done.seconds)}"
     )
     return 0
 
@@ -198,7 +201,7 @@ def copy_command(
         print_json(copying.as_json())
     size, seconds = sum(one.bytes for one in copying.copied), sum(one.seconds for one in copying.copied)
     words = f"copied {len(copying.copied)} of {len(copying.copied) + len(copying.failed)}"
-    click.echo(f"{words}: {size_words(size)} sent, {seconds:.1f} s, {rate_words(size, seconds)}", err=True)
+    tell(f"{words}: {size_words(size)} sent, {seconds:.1f} s, {rate_words(size, seconds)}")
     return int(ExitCode.CLOUD_REFUSED) if copying.failed else 0
 
 
@@ -316,10 +319,11 @@ def _metadata(pairs: tuple[str, ...]) -> dict[str, Any]:
 def _clear(target: Path) -> None:
     """Remove what an interrupted pull of this process has gathered; its threads may still write."""
     import os
+    import re
 
     from provisioner.checkpoint.restore import SCRATCH, scratch_base
-    from provisioner.checkpoint.scratch import remove
+    from provisioner.checkpoint.scratch import made, remove
 
     for _ in range(3):
-        for left in scratch_base(target.absolute()).glob(f"{SCRATCH}{os.getpid()}-*"):
+        for left in made(scratch_base(target.absolute()), f"{re.escape(SCRATCH)}{os.getpid()}-"):
             remove(left)

@@ -24,8 +24,13 @@ Exit codes:
   0    done
   2    wrong input, or a file or disk of this machine
   5    the store refuses or does not answer, there is no such checkpoint, or it is damaged
+  70   a fault of ours; a file with the details is named
   130  interrupted; nothing half-done is left
 """
+
+
+class MistakesError(ConfigError):
+    """What is wrong with failover.yaml, a line for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +82,14 @@ def opened(uri: str | None, endpoint: str | None, region: str | None, *, make: b
     from provisioner.checkpoint.api import CheckpointStore
     from provisioner.checkpoint.inputs import is_absent
 
+    if uri.startswith("file:///") and Path(uri.removeprefix("file://")).is_file():
+        raise ConfigError(f"{uri}: is a file", hint="a store is a directory: name that")
     if "://" not in uri:
         raise ConfigError(
             f"{uri}: not the URI of a store", hint="write s3://BUCKET/PREFIX, gs://... or file:///DIRECTORY"
         )
-    store = CheckpointStore(uri.rstrip("/") or uri, endpoint=endpoint, region=region)
+    short = uri.rstrip("/")
+    store = CheckpointStore(short if "://" in short else uri, endpoint=endpoint, region=region)
     if not make and is_absent(uri):
         raise StoreError(f"{uri}: no such directory")
     return Place(store, endpoint, region)
@@ -89,6 +97,8 @@ def opened(uri: str | None, endpoint: str | None, region: str | None, *, make: b
 
 def parted(given: Sequence[str], name: str) -> tuple[str | None, str]:
     """Return (URI or None, the other argument) of ``[URI] name``. Raises UsageError."""
+    if "" in given:
+        raise click.UsageError(f"URI or {name} is empty")
     if len(given) == 2:
         return given[0], given[1]
     if len(given) == 1 and (name == "DST" or "://" not in given[0]):
@@ -106,7 +116,10 @@ def _of_job(endpoint: str | None, region: str | None, *, make: bool) -> Place:
     from provisioner.config import parse
     from provisioner.controller.launch import open_job_store
 
-    config = parse(CONFIG.read_bytes(), str(CONFIG), CONFIG.parent, os.environ, for_start=False)
+    try:
+        config = parse(CONFIG.read_bytes(), str(CONFIG), CONFIG.parent, os.environ, for_start=False)
+    except ConfigError as error:
+        raise MistakesError(str(error), hint=error.hint) from None
     options = {"endpoint": endpoint, "region": region}
     settings = config.checkpoint.model_copy(update={name: value for name, value in options.items() if value})
     uri = f"{settings.store.rstrip('/')}/{config.job.name}"

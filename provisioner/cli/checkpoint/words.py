@@ -34,6 +34,11 @@ def plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
+def plain_lines(text: str) -> str:
+    """Return a text of several lines with each as ``plain`` makes it."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
 def size_words(size: int) -> str:
     """Return ``1.5 GiB``."""
     value = float(size)
