@@ -80,11 +80,22 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--lines", default="near,far")
     parser.add_argument("--shapes", default="one,many,small")
     parser.add_argument("--tools", default=",".join(NAMES))
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="TOOL=JOBS/PARTS/MIB",
+        help="other settings for a tool, to try them",
+    )
     parser.add_argument("--markdown", type=Path, help="write the table there, too")
     parser.add_argument("--json", type=Path, help="write what was measured there")
     parser.add_argument("--read", type=Path, nargs="+", help="measure nothing: make the table of such files")
     options = parser.parse_args()
     options.runs = options.runs or (1 if options.quick else 3)
+    for word in options.set:
+        name, _, numbers = word.partition("=")
+        settings = contenders.Settings(*map(int, numbers.split("/")))
+        contenders.BEST[name] = dict.fromkeys(trees.FULL, settings)
     return options
 
 
