@@ -25,11 +25,12 @@ import pytest
 import yaml
 
 from provisioner.checkpoint import CheckpointStore
+from provisioner.checkpoint.store import Store
 from provisioner.cli import main
 from provisioner.cli.checkpoint.attended import one_line
 from provisioner.cli.checkpoint.moves import _forecast
 from provisioner.cli.checkpoint.places import Place
-from provisioner.errors import ConfigError
+from provisioner.errors import Abandoned, ConfigError, Unreachable
 from provisioner.model import JobRef
 from tests.servers import Server, started
 from tests.trees import disk_blocks, shape
@@ -564,11 +565,14 @@ def stuck(server: Server) -> Iterator[tuple[str, threading.Event]]:
             proxy.shutdown()
 
 
-@pytest.mark.parametrize("command", ["push", "pull", "verify", "copy"])
+@pytest.mark.parametrize(
+    ("command", "sign"),
+    [*((command, signal.SIGINT) for command in ("push", "pull", "verify", "copy")), ("pull", signal.SIGTERM)],
+)
 def test_ctrl_c_ends_it_within_a_second_and_nothing_half_done_is_left(
-    command: str, moto: Server, tmp_path: Path
+    command: str, sign: signal.Signals, moto: Server, tmp_path: Path
 ) -> None:
-    place = f"{command}-stuck"
+    place = f"{command}-{sign.name.lower()}-stuck"
     entry = write(tmp_path / "work" / "step-1", size=30_000_000)
     store = CheckpointStore(moto.store(place))
     store.save(entry, 1)
@@ -589,7 +593,7 @@ def test_ctrl_c_ends_it_within_a_second_and_nothing_half_done_is_left(
             text=True,
         )
         assert asked.wait(30)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sign)
         begun = time.monotonic()
         out, err = process.communicate(timeout=30)
         took = time.monotonic() - begun
@@ -600,3 +604,76 @@ def test_ctrl_c_ends_it_within_a_second_and_nothing_half_done_is_left(
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["step-1"]
     assert [one.step for one in store.list()] == [1]
     assert not list(tmp_path.glob("copy/checkpoints/*"))
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
+def test_closed_and_full_output_does_not_change_the_exit_code(redirection: str, uri: str, tmp_path: Path) -> None:
+    entry = write(tmp_path / "step-1")
+    for arguments, code in ((["push", str(entry), uri], 0), (["verify", uri], 0), (["ls", f"{uri}/missing"], 5)):
+        command = ["sh", "-c", f'exec "$@" {redirection}', "sh", *FAILOVER, "checkpoint", *arguments]
+        assert subprocess.run(command, check=False, capture_output=True).returncode == code
+
+
+def test_all_mistakes_of_failover_yaml_are_told_a_line_for_each(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("failover.yaml").write_text("job: {name: 3}\nodd: 1\n")
+    code, _, err = run("ls")
+    assert code == 2
+    assert len([line for line in err.splitlines() if "failover.yaml:" in line]) >= 3
+
+
+def test_slips_are_answered_with_what_to_write(run: Any, uri: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    entry = write(tmp_path / "run")
+    assert run("push", entry, uri, "--step", 999_999_999_999)[0] == 0
+    for arguments, words in (
+        (["push", "", uri], "an empty path"),
+        (["pull", uri, ""], "TARGET is empty"),
+        (["push", tmp_path / "loop", uri], "loop: "),
+        (["ls", "s3://"], "s3://: no such store"),
+        (["ls", f"file://{tmp_path}/file"], "is a file"),
+        (["rm", uri, "--step", 999_999_999_999, "--yes"], "--force"),
+        (["push", entry, uri], "name a smaller step"),
+    ):
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, ""), arguments
+        assert words in err
+
+
+def test_an_address_that_does_not_answer_is_named() -> None:
+    @one_line
+    def command(*, endpoint: str) -> int:
+        raise Unreachable(f"cannot list s3://bucket at {endpoint}: no answer")
+
+    with pytest.raises(Unreachable) as refusal:
+        command(endpoint="http://127.0.0.1:9")
+    assert refusal.value.hint.startswith("http://127.0.0.1:9 did not answer: check --endpoint")
+
+
+def test_a_push_that_came_to_its_manifest_is_not_said_to_be_nothing(
+    run: Any, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = write(tmp_path / "step-1")
+    put = Store.put
+
+    def stops(part: str) -> Any:
+        def interrupted(store: Store, key: str, *rest: Any) -> None:
+            put(store, key, *rest)
+            if key.startswith(part):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.3)
+                raise Abandoned("told to stop")
+
+        return interrupted
+
+    for part, words in (("packs/", "nothing was saved"), ("checkpoints/", "it may have been saved: ")):
+        monkeypatch.setattr(Store, "put", stops(part))
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs this may have turned it off
+        try:
+            code, _, err = run("push", entry, uri, "--step", 1, "--force")
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert (code, words in err) == (130, True), err
