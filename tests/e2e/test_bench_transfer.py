@@ -1,4 +1,4 @@
-"""The transfer benchmark runs: small trees, two servers, a near and a far line. Its figures mean nothing here."""
+"""The transfer benchmark runs: small trees, one server, a far line. Its figures mean nothing here."""
 
 from __future__ import annotations
 
@@ -14,17 +14,25 @@ from tests import servers
 @pytest.mark.slow
 def test_the_transfer_benchmark_brings_every_tree_back_and_prints_its_table(tmp_path):
     try:
-        servers.program("weed")
+        servers.program("rclone")
     except servers.NotInstalledError as missing:
         pytest.skip(str(missing))
-    argv = [sys.executable, "benchmarks/transfer.py", "--quick", "--shapes", "many,small", "--lines", "far"]
+    argv = [
+        sys.executable,
+        "benchmarks/transfer.py",
+        "--quick",
+        "--shapes",
+        "many",
+        "--servers",
+        "rclone",
+        "--lines",
+        "far",
+    ]
     argv += ["--scratch", str(tmp_path), "--json", str(tmp_path / "rows"), "--markdown", str(tmp_path / "table.md")]
     done = subprocess.run(argv, cwd=servers.ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = json.loads((tmp_path / "rows").read_text())
-    assert [(row["server"], row["shape"]) for row in rows] == [
-        (server, shape) for shape in ("many", "small") for server in ("rclone", "seaweedfs")
-    ]
+    assert [(row["server"], row["shape"]) for row in rows] == [("rclone", "many")]
     for row in rows:
         assert not row["failures"], done.stderr[-3000:]
         assert {name for name, costs in row["costs"].items() if costs["put"] and costs["get"]} == set(row["costs"])
@@ -36,5 +44,5 @@ def test_the_transfer_benchmark_brings_every_tree_back_and_prints_its_table(tmp_
     table = (tmp_path / "table.md").read_text()
     assert table in done.stdout
     assert str(tmp_path) not in table
-    assert table.count("| put |") >= 4
+    assert table.count("| put |") >= 1
     assert not any(tmp_path.glob("failover-bench-*"))

@@ -195,7 +195,13 @@ def test_in_every_order_a_copy_that_was_announced_is_whole(scene):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("knows", "files"), [("10", ("shared", "other")), ("nothing", ("shared", "new"))])
+@pytest.mark.parametrize(
+    ("knows", "files"),
+    [
+        ("10", ("shared", "other")),
+        pytest.param("nothing", ("shared", "new"), marks=pytest.mark.thorough),
+    ],
+)
 def test_in_every_order_two_saves_and_a_sweep_leave_both_whole(knows, files, scene, tmp_path):
     """The second one may look around while the first has sent a pack that it needs, too, and nobody names that yet."""
     lengths = {"shared": 300, "other": 150, "new": 150}
