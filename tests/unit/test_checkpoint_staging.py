@@ -18,17 +18,23 @@ from provisioner.errors import StoreError
 from tests.trees import JOB, pattern, saver, write
 
 
-@pytest.mark.parametrize(("grace_s", "left"), [(3600, {"young#1"}), (0, set())])
+OLD = [f"{'0' * 32}-{'0' * 8}#1", f"{'0' * 32}-{'0' * 8}#27"]
+YOUNG = f"{'f' * 32}-{'0' * 8}#1"
+
+
+@pytest.mark.parametrize(("grace_s", "left"), [(3600, {YOUNG}), (0, set())])
 def test_unfinished_files_go_once_they_are_older_than_the_grace(grace_s, left, tmp_path):
     store = open_store(f"file://{tmp_path}/store").at("digits")
     saver(store).save(write(tmp_path / "step-1", a=b"1"), 1)
     packs = tmp_path / "store" / "digits" / "packs"
     others = {path.name for path in packs.iterdir()}
-    hour_ago = time.time() - 3601
-    for name in ("old#1", "old#27", "young#1"):
+    (packs / "somebody's notes #1").write_bytes(b"not ours")
+    others.add("somebody's notes #1")
+    for name in (*OLD, YOUNG):
         (packs / name).write_bytes(b"half a pack")
-        if name.startswith("old"):
-            os.utime(packs / name, (hour_ago, hour_ago))
+    hour_ago = time.time() - 3601
+    for name in (*OLD, "somebody's notes #1"):
+        os.utime(packs / name, (hour_ago, hour_ago))
     sweep(store, grace_s=grace_s, dry_run=True)
     assert len(list(packs.iterdir())) == len(others) + 3
     sweep(store, grace_s=grace_s)
