@@ -17,7 +17,6 @@ from provisioner.checkpoint.verify import verify
 from provisioner.errors import StoreError
 from tests.trees import JOB, pattern, saver, write
 
-
 OLD = [f"{'0' * 32}-{'0' * 8}#1", f"{'0' * 32}-{'0' * 8}#27"]
 YOUNG = f"{'f' * 32}-{'0' * 8}#1"
 
