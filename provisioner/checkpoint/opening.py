@@ -76,6 +76,8 @@ def opened(
 ) -> Opened:
     """Configure obstore for a URI. Raises ConfigError, and StoreError for a directory that cannot be made."""
     parts = urlsplit(uri)
+    if "?" in uri or "#" in uri:
+        raise ConfigError(f"{uri}: ? and # cannot be part of a store's address", hint="choose another prefix")
     prefix = f"{parts.path.strip('/')}/" if parts.path.strip("/") else ""
     if parts.scheme == "s3" and parts.netloc:
         return _s3(parts.netloc, prefix, endpoint, region, credentials, timeout_s, environ)

@@ -65,12 +65,19 @@ def committed(store: Store) -> list[Position]:
 def load(store: Store, position: Position, job: JobRef | None) -> Manifest | None:
     """Read one manifest; None when it is gone, or belongs to another job than ``job`` (None: any will do).
 
-    Raises CorruptCheckpoint, CloudError.
+    One that is damaged is read once more: the line may have cut it, not the store. Raises CorruptCheckpoint,
+    CloudError.
     """
     data = store.get(layout.manifest(position))
     if data is None:
         return None
-    manifest = decode(data)
+    try:
+        manifest = decode(data)
+    except CorruptCheckpoint:
+        again = store.get(layout.manifest(position))
+        if again is None or again == data:
+            raise
+        manifest = decode(again)
     if manifest.position != position:
         raise CorruptCheckpoint("its manifest stands under the wrong key")
     return manifest if job is None or manifest.job == job else None

@@ -69,6 +69,12 @@ def test_of_two_savers_of_one_step_who_replace_nothing_one_is_told_so(kind, tmp_
         assert manifest.entry == f"{round_}-{winners[0]}", "what was announced is what stands there"
 
 
+@pytest.mark.parametrize("uri", ["file:///tmp/a#b", "s3://bucket/a#b/c", "s3://bucket/a?b", "gs://bucket/a#"])
+def test_an_address_that_would_be_cut_is_refused(uri):
+    with pytest.raises(ConfigError, match=r"\? and #"):
+        open_store(uri)
+
+
 @pytest.mark.parametrize("step", [True, 1.5, 9.0, "4", None])
 def test_a_step_that_is_no_whole_number_is_refused(step, tmp_path):
     with pytest.raises(ConfigError, match="whole number"):
