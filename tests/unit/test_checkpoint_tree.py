@@ -169,6 +169,17 @@ def test_a_sparse_file_of_a_terabyte_costs_what_is_in_it_and_stays_sparse(tmp_pa
             assert file.read(5) == b"data!"
 
 
+def test_bytes_that_are_all_zero_are_not_sent_and_come_back_as_a_hole(tmp_path):
+    entry = trees.write(tmp_path / "step-1", zeros=bytes(5 << 20), some=bytes(3 << 20) + b"1" + bytes(3 << 20))
+    store = new_store()
+    commit = Saver(store, JOB, 1, fence=lambda: None).save(entry, 1)
+    assert commit.uploaded_bytes == 1 << 20
+    found = restore(store, JOB, tmp_path / "r")
+    assert found is not None
+    assert shape(found.directory / "step-1") == shape(entry)
+    assert trees.disk_blocks(found.directory) <= 2 << 20
+
+
 @contextmanager
 def somebody_without_privileges(*owned: Path) -> Iterator[None]:
     """Be a user to whom permission bits mean something."""
