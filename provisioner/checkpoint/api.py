@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self
 
 from provisioner.checkpoint import accounts, copying, inputs, layout, sweep
 from provisioner.checkpoint.by_hand import ByHand
@@ -23,7 +23,7 @@ from provisioner.checkpoint.credentials import Credentials
 from provisioner.checkpoint.inputs import Where
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.listing import Checkpoint, Verified, below, described, listed, refuse_other, verified
-from provisioner.checkpoint.restore import Restored, committed, load, pull, refuse_taken
+from provisioner.checkpoint.restore import Progress, Restored, committed, load, pull, refuse_taken
 from provisioner.checkpoint.save import Commit
 from provisioner.checkpoint.store import Store, open_store
 from provisioner.checkpoint.sweep import Swept
@@ -32,9 +32,6 @@ from provisioner.model import JobRef
 
 if TYPE_CHECKING:
     from provisioner.checkpoint.credentials import Renewed
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all), from the thread that does the work."""
 
 FOREIGN = "it is gone, or belongs to another job"
 _LOG = logging.getLogger("provisioner.checkpoint")

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
-from provisioner.checkpoint.api import CheckpointStore, Progress
+from provisioner.checkpoint.api import CheckpointStore
 from provisioner.checkpoint.copying import Copied
 from provisioner.checkpoint.credentials import Credentials
 from provisioner.checkpoint.inputs import Where
 from provisioner.checkpoint.listing import Checkpoint, Verified
-from provisioner.checkpoint.restore import Restored
+from provisioner.checkpoint.restore import Progress, Restored
 from provisioner.checkpoint.save import Commit
 from provisioner.checkpoint.store import Store
 from provisioner.checkpoint.sweep import GRACE_S, Swept

@@ -65,13 +65,13 @@ class ByHand:
                 number = inputs.step(store.uri, entry, step, used, free=free)
                 taken = Position(epoch, number) in used.positions
                 if taken and not replace:
-                    raise _taken(store, number)
+                    raise StepTakenError(store, number)
                 if not free:
                     usage.refuse_running(store)
-                fence = self._fence(store, Position(epoch, number), free=free, new=not taken and not replace)
+                fence = self._fence(store, epoch, free=free)
                 saver = self._prepared(store, used.job, epoch, fence)
                 saver.cancel = cancel
-                saver.only_new = not taken and not replace
+                saver.only_new = not replace
                 try:
                     return saver.save(entry, number, metadata, progress)
                 except StepTakenError:
@@ -84,20 +84,16 @@ class ByHand:
             return usage.usage(store, self._saver.job, known=True)
         return usage.usage(store, self._job)
 
-    def _fence(self, store: Store, position: Position, *, free: bool, new: bool) -> Callable[[], None]:
+    def _fence(self, store: Store, epoch: int, *, free: bool) -> Callable[[], None]:
         """Return what looks, right before each manifest is written, whether it still may be."""
-        written = False
 
         def fence() -> None:
-            nonlocal written
             if self._owned:
-                epochs.check_newer(store, position.epoch)
+                epochs.check_newer(store, epoch)
             elif not free:
-                usage.refuse_newer(store, position.epoch)
+                usage.refuse_newer(store, epoch)
                 usage.refuse_running(store)
-            if new and not written and store.exists(layout.manifest(position)):
-                raise _taken(store, position.step)
-            written = self.in_doubt = True  # from now on it is ours
+            self.in_doubt = True
 
         return fence
 
@@ -110,7 +106,3 @@ class ByHand:
         saver.fence = fence
         self._saver = saver
         return saver
-
-
-def _taken(store: Store, step: int) -> StepTakenError:
-    return StepTakenError(f"{store.uri}: step {step} is there already", hint="choose another, or force it")

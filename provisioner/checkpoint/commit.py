@@ -32,6 +32,9 @@ Read: TypeAlias = Callable[[File, int, Blob], bytes]
 class StepTakenError(ConfigError):
     """Somebody else has saved a checkpoint of this step."""
 
+    def __init__(self, store: Store, step: int) -> None:
+        super().__init__(f"{store.uri}: step {step} is there already", hint="choose another, or force it")
+
 
 def commit(
     store: Store,
@@ -53,6 +56,8 @@ def commit(
     key = layout.manifest(manifest.position)
     lost, sent = set(replace), 0
     if _occupied(store, manifest):  # what is replaced was announced: nothing doubtful may take its place
+        if only_new:
+            raise StepTakenError(store, manifest.step)
         lost |= missing(store, manifest)
     for attempt in range(TRIES):
         if lost:
@@ -61,11 +66,11 @@ def commit(
         told_to_stop()
         fence()
         data = encode(manifest)
-        if not only_new or attempt or not _created(store, key, data):
+        if not only_new or attempt or not _created(store, manifest, data):
             store.put(key, data)
         lost = missing(store, manifest)
         if only_new and store.get(key) != data:  # a store that ignores conditions: the last writer has it
-            raise StepTakenError(f"{store.uri}: step {manifest.step} is there already", hint="choose another one")
+            raise StepTakenError(store, manifest.step)
         if not lost:
             return manifest, sent
     raise StoreError(
@@ -73,8 +78,9 @@ def commit(
     )
 
 
-def _created(store: Store, key: str, data: bytes) -> bool:
+def _created(store: Store, manifest: Manifest, data: bytes) -> bool:
     """Write a manifest only if there is none; False where the store cannot. Raises StepTakenError when there is."""
+    key = layout.manifest(manifest.position)
     try:
         if store.create(key, data):
             return True
@@ -84,7 +90,7 @@ def _created(store: Store, key: str, data: bytes) -> bool:
         raise
     there = store.get(key)
     if there is not None and there != data:
-        raise StepTakenError(f"{store.uri}: its step is there already", hint="choose another one")
+        raise StepTakenError(store, manifest.step)
     return there is not None  # our own write, whose answer was lost; or a 409 that stored nothing
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from provisioner.checkpoint import layout
+from provisioner.checkpoint.opening import refuse_cut
 from provisioner.checkpoint.usage import Usage
 from provisioner.errors import ConfigError
 
@@ -37,8 +38,7 @@ def check_uri(uri: str) -> None:
         raise ConfigError("a store's address holds no key", hint="set the key's environment variables")
     if not uri.isprintable() or not parts.scheme:  # urlsplit drops line ends
         raise ConfigError(f"{uri}: not the address of a store", hint=_ADDRESSES)
-    if parts.query or parts.fragment or uri.endswith(("?", "#")):
-        raise ConfigError(f"{uri}: ? and # cannot be part of a store's address", hint="choose another prefix")
+    refuse_cut(uri)
     if in_bucket and not _BUCKET.fullmatch(parts.netloc):
         raise ConfigError(f"{uri}: {parts.netloc} is not the name of a bucket", hint=_ADDRESSES)
     if in_bucket and not {"", ".", ".."}.isdisjoint(path):

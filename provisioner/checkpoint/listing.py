@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
@@ -151,24 +151,13 @@ def verified(
     cancel: threading.Event | None,
 ) -> list[Verified]:
     """Check checkpoints one after the other. What was found whole in one is not read for the next."""
-    return list(_each(store, positions, job, quick=quick, progress=progress, cancel=cancel))
-
-
-def _each(
-    store: Store,
-    positions: Sequence[Position],
-    job: JobRef | None,
-    *,
-    quick: bool,
-    progress: Callable[[int, int], None] | None,
-    cancel: threading.Event | None,
-) -> Iterator[Verified]:
+    found: list[Verified] = []
     whole: defaultdict[str, set[tuple[int, str]]] = defaultdict(set)
     for position in positions:
         try:
             manifest = load(store, position, job)
         except CorruptCheckpoint as error:
-            yield Verified(Checkpoint(position.step, position.epoch, str(error)), (str(error),))
+            found.append(Verified(Checkpoint(position.step, position.epoch, str(error)), (str(error),)))
             continue
         if manifest is None:
             continue
@@ -179,7 +168,8 @@ def _each(
             for _, _, blob in left.stored():
                 if blob.pack not in damaged:
                     whole[blob.pack].add((blob.offset, blob.digest))
-        yield Verified(described(manifest), tuple(problems), tuple(sorted(damaged)))
+        found.append(Verified(described(manifest), tuple(problems), tuple(sorted(damaged))))
+    return found
 
 
 def _without(manifest: Manifest, whole: Mapping[str, set[tuple[int, str]]]) -> Manifest:

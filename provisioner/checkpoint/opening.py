@@ -65,6 +65,12 @@ class Opened:
     bucket_in_host: str = ""
 
 
+def refuse_cut(uri: str) -> None:
+    """Raise ConfigError for a URI of which only a part would be taken for the place."""
+    if "?" in uri or "#" in uri:
+        raise ConfigError(f"{uri}: ? and # cannot be part of a store's address", hint="choose another prefix")
+
+
 def opened(
     uri: str,
     *,
@@ -75,9 +81,8 @@ def opened(
     environ: Mapping[str, str],
 ) -> Opened:
     """Configure obstore for a URI. Raises ConfigError, and StoreError for a directory that cannot be made."""
+    refuse_cut(uri)
     parts = urlsplit(uri)
-    if "?" in uri or "#" in uri:
-        raise ConfigError(f"{uri}: ? and # cannot be part of a store's address", hint="choose another prefix")
     prefix = f"{parts.path.strip('/')}/" if parts.path.strip("/") else ""
     if parts.scheme == "s3" and parts.netloc:
         return _s3(parts.netloc, prefix, endpoint, region, credentials, timeout_s, environ)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 import time
 from collections import deque
@@ -10,25 +9,23 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, Self
 
 import blake3
 
-from provisioner.checkpoint import layout
+from provisioner.checkpoint import inputs, layout
 from provisioner.checkpoint.commit import commit, condemned, worth_replacing
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.manifest import Blob, File, Manifest
 from provisioner.checkpoint.packs import Buffers, Pack, Packer
-from provisioner.checkpoint.restore import committed, load
+from provisioner.checkpoint.restore import Progress, committed, load
 from provisioner.checkpoint.store import Store
 from provisioner.checkpoint.tree import STANDARD, Sizes, Source, Span, Tree, blob_bytes, open_file, scan, slices
-from provisioner.errors import Abandoned, ConfigError, CorruptCheckpoint, Unstable
+from provisioner.errors import Abandoned, CorruptCheckpoint, Unstable
 from provisioner.model import JobRef
 
 THREADS = 16
 READERS = 2
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all), from the caller's thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,7 @@ class Saver:
         same, whole or passed over by restores.
         """
         start = time.monotonic()
-        step = _whole_number(step)
+        step = inputs.whole("step", step)
         key = layout.manifest(Position(self.epoch, step))
         tree = scan(entry)
         known = self._look_around()
@@ -203,16 +200,6 @@ class Saver:
         identity, size = (pack.identity, pack.size) if isinstance(pack, Pack) else (pack, self._sizes[pack])
         packs[identity] = size
         return Blob(piece.length, identity, offset, piece.digest.hex())
-
-
-def _whole_number(step: int) -> int:
-    """Return the step as a plain integer, of numpy's too. Raises ConfigError."""
-    try:
-        if not isinstance(step, bool):
-            return operator.index(step)
-    except TypeError:
-        pass
-    raise ConfigError(f"a step is a whole number, not {step!r}")
 
 
 class _Piece(NamedTuple):
