@@ -128,6 +128,15 @@ class Committer:
         except OSError:
             return False
 
+    def unreadable(self) -> bool:
+        """Say whether the last checkpoint was passed over for a reason that lasts: no machine would do better."""
+        try:
+            return any(
+                self._passed.get(entry.key) is False and not self._is_superseded(entry) for entry in self._entries()
+            )
+        except OSError:
+            return False
+
     def abandon(self) -> None:
         """Commit nothing more. ``finish`` waits no longer."""
         self._saver.cancel.set()

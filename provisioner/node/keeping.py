@@ -106,6 +106,10 @@ class Keeping:
         self.hush()
         return self._committer.finish(timeout_s)
 
+    def unreadable(self) -> bool:
+        """Say whether the last checkpoint cannot be read, here or elsewhere: another try would only cost money."""
+        return self._committer.unreadable()
+
     def finish_copies(self, left_s: float | None) -> list[str]:
         """Give copies the ``left_s`` seconds of a stop (None: nobody is in a hurry); return who stays behind.
 

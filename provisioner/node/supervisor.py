@@ -299,6 +299,8 @@ class Supervisor:
         verdict = judge(self._ended(code, stop))
         if not whole:
             self._note("uncommitted", "the last checkpoint did not reach the store; an older one will be restored")
+            if verdict.result is Result.DONE and keeping.unreadable():
+                return self._finish(Verdict(Result.FAILED, "its last checkpoint cannot be read"))
             if verdict.result is Result.DONE:
                 verdict = Verdict(Result.STOPPED, "the last checkpoint could not be committed")
         final, last = self.progress.furthest(), keeping.last

@@ -153,6 +153,24 @@ def test_r12_code_0_before_the_last_step_without_progress_is_a_failure_not_a_loo
     assert "step 4 of 100" in node_job.done()["reason"]
 
 
+def test_a_last_checkpoint_that_no_machine_could_read_fails_the_job_and_is_no_loop(node_job):
+    deep = (
+        "import os, pathlib",
+        "out = pathlib.Path(os.environ['FAILOVER_CHECKPOINT_DIR'])",
+        "(out / 'tmp-100').mkdir()",
+        "os.chdir(out / 'tmp-100')",
+        "for _ in range(20): os.mkdir('d' * 250); os.chdir('d' * 250)  # longer than a path may be",
+        "os.rename(out / 'tmp-100', out / 'step-100')",
+        "print('step 100')",
+    )
+    node = node_job.start(1, node_job.script("\n".join(deep)))
+    assert node.wait() == 1
+    done = node_job.done()
+    assert (done["result"], done["exit_code"]) == ("failed", 1)
+    assert done["reason"] == "its last checkpoint cannot be read"
+    assert "File name too long" in node.log()
+
+
 def test_code_0_is_done_where_no_last_step_is_declared(node_job):
     node = node_job.start(1, "echo step 7", steps=None)
     assert node.wait() == 0
