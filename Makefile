@@ -42,7 +42,7 @@ drill: setup ## Rehearse an outage in a cloud in a box: no account, no cost
 
 .PHONY: test
 test: setup try-servers ## The quick tests (COV=1 adds coverage with branches)
-	@$(BIN)/pytest -n 2 -m 'not slow and not thorough' $(if $(COV),--cov --cov-report=term) $(ARGS)
+	@$(BIN)/pytest -n 3 -m 'not slow and not thorough' $(if $(COV),--cov --cov-report=term) $(ARGS)
 
 .PHONY: test-all
 test-all: setup try-servers ## The slow tests: real Terraform, whole drills
