@@ -68,8 +68,10 @@ def commit(
         data = encode(manifest)
         if not only_new or attempt or not _created(store, manifest, data):
             store.put(key, data)
-        lost = missing(store, manifest)
-        if only_new and store.get(key) != data:  # a store that ignores conditions: the last writer has it
+        with ThreadPoolExecutor(1, thread_name_prefix="look") as pool:
+            there = pool.submit(store.get, key) if only_new else None
+            lost = missing(store, manifest)
+        if there and there.result() != data:  # a store that ignores conditions: the last writer has it
             raise StepTakenError(store, manifest.step)
         if not lost:
             return manifest, sent

@@ -119,14 +119,18 @@ class Saver:
     def _look_around(self) -> dict[bytes, tuple[str, int]]:
         """Find out, once, what the store holds: the newest checkpoint, and packs of a save that was cut short."""
         if self._known is None:
-            lost = condemned(self.store) | self.distrust
+            with ThreadPoolExecutor(3, thread_name_prefix="look") as pool:  # in any order: the commit looks again
+                doomed = pool.submit(condemned, self.store)
+                packs = pool.submit(self.store.objects, layout.PACKS)
+                newest = pool.submit(self._newest)
+            lost = doomed.result() | self.distrust
             there = {}
-            for stored in self.store.objects(layout.PACKS):
+            for stored in packs.result():
                 identity = layout.pack_of(stored.key)
                 if identity and identity not in lost:
                     there[identity] = stored.size
                     self._there[identity.partition("-")[0]] = identity, stored.size
-            self._remember(self._newest(), there)
+            self._remember(newest.result(), there)
         return self._known or {}
 
     def _newest(self) -> Manifest | None:

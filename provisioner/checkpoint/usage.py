@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from provisioner.checkpoint import epochs, layout
@@ -28,9 +29,14 @@ class Usage:
 
 def usage(store: Store, job: JobRef | None = None, *, known: bool = False) -> Usage:
     """Look who uses a prefix. ``known``: the checkpoints are those of ``job``, be it None. Raises CloudError."""
-    positions = committed(store)
-    epoch = max(epochs.newest_used(store), positions[0].epoch if positions else 0)
-    job = job or _spec_job(store) or (None if known else _saved_job(store, positions))
+    with ThreadPoolExecutor(3, thread_name_prefix="look") as pool:
+        listing = pool.submit(committed, store)
+        used = pool.submit(epochs.newest_used, store)
+        spec = pool.submit(_spec_job, store) if job is None else None
+    positions = listing.result()
+    epoch = max(used.result(), positions[0].epoch if positions else 0)
+    if spec is not None:
+        job = spec.result() or (None if known else _saved_job(store, positions))
     return Usage(job, epoch, positions)
 
 
