@@ -115,6 +115,8 @@ class Failure:
     advice: str = ""
     ttl_s: float = 180.0
     """How long the planner leaves this scope alone, in seconds."""
+    elsewhere: tuple[str, ...] = ()
+    """Zones that the cloud itself names as having room for this very machine; they are tried next."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from provisioner.config.names import (
     AutodlRegion,
     AwsRegion,
     Cidr,
+    GcpMachineType,
     GcpRegion,
     GpuName,
     ImageUuid,
@@ -28,6 +29,7 @@ from provisioner.model import Market
 
 MarketChoice = Literal["spot", "on-demand", "spot-then-on-demand"]
 
+_GCP_IMAGE = "write projects/PROJECT/global/images/NAME, or .../images/family/NAME"
 _LIST = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 
 
@@ -205,16 +207,50 @@ class AwsConfig(Section):
 
 
 class GcpConfig(Section):
-    """A fallback at Google Cloud. It is checked, and not used in this version: the plan says so."""
+    """A fallback at Google Cloud. Credentials are the application default ones, as for Google's own tools."""
 
-    project: Text = Field(description="Project id.", examples=["my-project"])
+    project: Annotated[
+        str,
+        matching(r"[a-z][a-z0-9-]{4,28}[a-z0-9]", "is not a project id", "write the id, not the name or the number"),
+    ] = Field(description="Project id.", examples=["my-project"])
     regions: Annotated[tuple[GcpRegion, ...], Field(min_length=1, strict=False)] = Field(
-        description="Regions to try.", examples=[["us-central1"]]
+        description="Regions to try. Every zone of each is tried.", examples=[["us-central1"]]
     )
-    machine_types: Names[Text] = Field(default=(), description="Machine types; `[]` takes any that fits.")
+    machine_types: Names[GcpMachineType] = Field(
+        default=(),
+        description="Machine types; `[]` takes any with the right card and number of cards. An n1 machine names its "
+        "cards too: `n1-standard-8+1xT4`; `n1-standard-8` alone takes every card that fits it.",
+        examples=[["n1-standard-8+1xT4", "g2-standard-4"]],
+    )
     market: MarketChoice = Field(default="spot-then-on-demand", description="As for AWS.")
-    max_price: Amount | None = Field(default=None, description="Most that a machine may cost in an hour.")
-    disk_gb: Annotated[int, Field(ge=8, le=65536)] = Field(default=100, description="Size of the disk in GB.")
+    max_price: Amount | None = Field(
+        default=None,
+        description="Most that a machine may cost in an hour. Google Cloud holds no machine to a price: what the "
+        "catalog knows no price of is passed over.",
+        examples=["1.5 USD"],
+    )
+    image: Annotated[str, matching(r"[a-z0-9][A-Za-z0-9._/:-]{2,254}", "is not an image", _GCP_IMAGE)] | None = Field(
+        default=None,
+        description="Machine image, `projects/P/global/images/NAME` or `projects/P/global/images/family/NAME`; null "
+        "takes Google's Deep Learning image with CUDA and driver.",
+    )
+    network: Literal["default", "own"] = Field(
+        default="default", description="The project's default network, or a new one for this job."
+    )
+    ssh_cidr: Cidr | None = Field(
+        default=None,
+        description="Network that may reach port 22; null opens no port. Nothing here needs SSH.",
+        examples=["203.0.113.7/32"],
+    )
+    service_account: (
+        Annotated[str, matching(r"[^@\s]+@[^@\s]+\.gserviceaccount\.com", "is no service account", "write its e-mail")]
+        | None
+    ) = Field(
+        default=None,
+        description="Account that machines run as, by its e-mail; null makes one that reaches the job's prefix in the "
+        "store and nothing else.",
+    )
+    disk_gb: Annotated[int, Field(ge=50, le=65536)] = Field(default=100, description="Size of the disk in GB.")
 
     @property
     def markets(self) -> tuple[Market, ...]:

@@ -162,6 +162,14 @@ def _image(text: str) -> str:
 AwsRegion = Annotated[str, AfterValidator(_aws_region)]
 AutodlRegion = Annotated[str, AfterValidator(_autodl_region)]
 GcpRegion = Annotated[str, matching(r"[a-z]+-[a-z]+[0-9]+", "is not a GCP region", "write one such as us-central1")]
+GcpMachineType = Annotated[
+    str,
+    matching(
+        r"[a-z][a-z0-9]*-[a-z0-9]+(-[a-z0-9]+)*(\+[1-9][0-9]?x[A-Za-z0-9][A-Za-z0-9 -]*)?",
+        "is not a machine type of Google Cloud",
+        "write one such as g2-standard-4, or n1-standard-8+1xT4",
+    ),
+]
 GpuName = Annotated[str, AfterValidator(_gpu)]
 AutodlGpu = Annotated[str, AfterValidator(_autodl_gpu)]
 InstanceType = Annotated[str, AfterValidator(_instance_type)]
