@@ -6,9 +6,11 @@ The node imports this module on a bare machine, so it stays free of third-party 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from decimal import Decimal
 from enum import StrEnum
+from typing import Any
 
 
 class Market(StrEnum):
@@ -33,10 +35,17 @@ class FailureKind(StrEnum):
 
 
 class Scope(StrEnum):
-    """How far a failure reaches. MARKET means one market (spot or on-demand) of one region."""
+    """How far a failure reaches, narrowest first.
+
+    OFFER is one machine type in one market of one zone, TYPE the same in any market. MARKET is one market (spot or
+    on-demand) of one region; FAMILY is what one quota counts together in it: G and VT, or P, at AWS; one GPU model at
+    Google Cloud.
+    """
 
     OFFER = "offer"
+    TYPE = "type"
     ZONE = "zone"
+    FAMILY = "family"
     MARKET = "market"
     REGION = "region"
     ACCOUNT = "account"
@@ -118,6 +127,10 @@ class Failure:
     elsewhere: tuple[str, ...] = ()
     """Zones that the cloud itself names as having room for this very machine; they are tried next."""
 
+    def __setstate__(self, state: Sequence[object]) -> None:
+        """Read a pickle, also one of an earlier version."""
+        unpickle(self, state)
+
 
 @dataclass(frozen=True, slots=True)
 class JobRef:
@@ -170,6 +183,19 @@ class Owned:
     epoch: int | None = None
     token: str = ""
     price_per_hour: Money | None = None
+
+
+def unpickle(record: Any, state: Sequence[object]) -> None:
+    """Set the pickled values of a frozen record; a field that came after the pickle was written gets its default.
+
+    The records of a running job outlive an upgrade of this program: new fields go to the end, and have a default.
+    """
+    for position, one in enumerate(fields(record)):
+        if position < len(state):
+            value = state[position]
+        else:
+            value = one.default if one.default_factory is MISSING else one.default_factory()
+        object.__setattr__(record, one.name, value)
 
 
 TAG_OWNER = "failover:owner"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -62,4 +62,26 @@ class Cloud(Protocol):
 
     def dismantle(self) -> None:
         """Remove what ``prepare`` made for this job, in every region. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Quotas(Protocol):
+    """A cloud whose quotas can be asked before a machine is."""
+
+    def over_quota(self, offers: Sequence[Offer]) -> Mapping[str, Failure]:
+        """Return, by ``Offer.key``, why an offer would be refused: the quota, its limit, what is used, and the link.
+
+        What cannot be told (no permission, no answer) is not in it. Never raises; answers are at most 10 minutes old.
+        """
+        ...
+
+
+@runtime_checkable
+class Accounted(Protocol):
+    """A cloud that can say, without asking anybody, whose account it uses."""
+
+    @property
+    def account(self) -> str:
+        """A name that tells accounts apart and holds no secret, e.g. a profile or a project; empty: not known."""
         ...

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from itertools import takewhile
+from typing import Any, Final
 
 from provisioner.model import Failure, FailureKind, Gpu, Market, Money, Offer, Scope
+
+_G_AND_VT: Final = frozenset({"g", "gr", "vt"})
+"""Letters of the machine types that AWS's quota "G and VT" counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +33,19 @@ class Remembered:
                 return ("region", offer.cloud, offer.region)
             case Scope.MARKET:
                 return ("market", offer.cloud, offer.region, offer.market)
+            case Scope.FAMILY:
+                return ("family", offer.cloud, offer.region, offer.market, quota_family(offer))
             case Scope.ZONE:
                 return ("zone", offer.cloud, offer.region, offer.zone)
+            case Scope.TYPE:
+                return ("type", offer.cloud, offer.region, offer.zone, offer.instance_type)
             case Scope.OFFER:
-                return ("offer", offer.key)
+                return ("offer", offer.cloud, offer.region, offer.zone, offer.instance_type, offer.market)
+
+    @property
+    def name(self) -> str:
+        """What is left alone, as a person reads and types it: ``aws/us-east-1/spot/P``, ``autodl``."""
+        return "/".join(part or "-" for part in self.target[1:])
 
     def covers(self, offer: Offer) -> bool:
         """Say whether an offer lies within the scope of the refusal."""
@@ -70,7 +83,7 @@ class FailureMemory:
     def as_json(self) -> list[dict[str, Any]]:
         """Return plain values for JSON; ``from_json`` reads them back as the same memory."""
         return [
-            {"failure": _failure_json(entry.failure), "offer": offer_json(entry.offer), "until": entry.until}
+            {"failure": failure_json(entry.failure), "offer": offer_json(entry.offer), "until": entry.until}
             for entry in self.entries
         ]
 
@@ -79,9 +92,24 @@ class FailureMemory:
         """Read what ``as_json`` gave. Raises KeyError or ValueError for anything else."""
         return cls(
             tuple(
-                Remembered(_failure(entry["failure"]), _offer(entry["offer"]), float(entry["until"])) for entry in data
+                Remembered(failure_from(entry["failure"]), offer_from(entry["offer"]), float(entry["until"]))
+                for entry in data
             )
         )
+
+
+def quota_family(offer: Offer) -> str:
+    """Return what one quota of a region and market counts together: of AWS the family, elsewhere the GPU model.
+
+    AWS counts P5 and P6 with the other P on demand, and apart from them on the spot market.
+    """
+    if offer.cloud != "aws":
+        return offer.gpu.name
+    letters = "".join(takewhile(str.isalpha, offer.instance_type))
+    generation = offer.instance_type[len(letters) : len(letters) + 1]
+    if letters == "p" and offer.market is Market.SPOT and generation in {"5", "6"}:
+        return f"P{generation}"
+    return "G" if letters in _G_AND_VT else letters.upper()
 
 
 def offer_json(offer: Offer) -> dict[str, Any]:
@@ -103,7 +131,8 @@ def money_json(money: Money | None) -> dict[str, str] | None:
     return None if money is None else {"amount": str(money.amount), "currency": money.currency}
 
 
-def _offer(data: Mapping[str, Any]) -> Offer:
+def offer_from(data: Mapping[str, Any]) -> Offer:
+    """Read what ``offer_json`` gave. Raises KeyError or ValueError for anything else."""
     gpu, price = data["gpu"], data["price_per_hour"]
     return Offer(
         data["cloud"],
@@ -117,7 +146,8 @@ def _offer(data: Mapping[str, Any]) -> Offer:
     )
 
 
-def _failure_json(failure: Failure) -> dict[str, Any]:
+def failure_json(failure: Failure) -> dict[str, Any]:
+    """Return a refusal as plain values for JSON."""
     return {
         "kind": str(failure.kind),
         "scope": str(failure.scope),
@@ -125,10 +155,18 @@ def _failure_json(failure: Failure) -> dict[str, Any]:
         "message": failure.message,
         "advice": failure.advice,
         "ttl_s": failure.ttl_s,
+        "elsewhere": list(failure.elsewhere),
     }
 
 
-def _failure(data: Mapping[str, Any]) -> Failure:
+def failure_from(data: Mapping[str, Any]) -> Failure:
+    """Read what ``failure_json`` gave. Raises KeyError or ValueError for anything else."""
     return Failure(
-        FailureKind(data["kind"]), Scope(data["scope"]), data["code"], data["message"], data["advice"], data["ttl_s"]
+        FailureKind(data["kind"]),
+        Scope(data["scope"]),
+        data["code"],
+        data["message"],
+        data["advice"],
+        data["ttl_s"],
+        tuple(data.get("elsewhere", ())),
     )

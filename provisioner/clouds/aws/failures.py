@@ -1,7 +1,7 @@
 """EC2's error codes, in one table: what kind of failure, how far it reaches, how long it is left alone, what to do.
 
 Sources: the API's list of error codes, Karpenter's eight codes for "cannot be had now", and answers seen through
-Terraform. A code that is not here is ``unknown``: it blocks one offer for a short time and is counted.
+Terraform. A code that is not here is ``unknown``: it blocks one offer for a short time, is counted and shown.
 """
 
 from __future__ import annotations
@@ -40,20 +40,26 @@ _CAPACITY = Meaning(FailureKind.NO_CAPACITY, Scope.OFFER, CAPACITY_TTL_S)
 _RESERVED = Meaning(FailureKind.NO_CAPACITY, Scope.OFFER, CAPACITY_TTL_S, "the reservation has no free machine")
 _ON_DEMAND_QUOTA = Meaning(
     FailureKind.QUOTA,
-    Scope.MARKET,
+    Scope.FAMILY,
     QUOTA_TTL_S,
     "ask for more at Service Quotas, service ec2: L-DB2E81BA (G and VT, on demand) or L-417A185B (P, on demand)",
 )
 _SPOT_QUOTA = Meaning(
     FailureKind.QUOTA,
-    Scope.MARKET,
+    Scope.FAMILY,
     QUOTA_TTL_S,
     "ask for more at Service Quotas, service ec2: L-3819A6DF (G and VT, spot) or L-7212CCBC (P, spot)",
+)
+_FLEET_QUOTA = Meaning(
+    FailureKind.QUOTA, Scope.MARKET, QUOTA_TTL_S, "the account's spot requests in this region are used up"
 )
 _OTHER_QUOTA = Meaning(
     FailureKind.QUOTA, Scope.REGION, QUOTA_TTL_S, "a limit of this account in this region is used up"
 )
-_NOT_OFFERED = Meaning(FailureKind.NOT_OFFERED, Scope.OFFER, NOT_OFFERED_TTL_S, "AWS does not offer this type here")
+_NOT_OFFERED = Meaning(FailureKind.NOT_OFFERED, Scope.TYPE, NOT_OFFERED_TTL_S, "AWS does not offer this type here")
+_NOT_ON_SPOT = Meaning(
+    FailureKind.NOT_OFFERED, Scope.OFFER, NOT_OFFERED_TTL_S, "AWS does not offer this type as spot here"
+)
 _NO_ZONE = Meaning(FailureKind.NOT_OFFERED, Scope.ZONE, NOT_OFFERED_TTL_S, "this account cannot use this zone")
 _DENIED = Meaning(FailureKind.UNAUTHORIZED, Scope.ACCOUNT, ACCOUNT_TTL_S, "add the permission, or use another profile")
 _CREDENTIALS = Meaning(FailureKind.UNAUTHORIZED, Scope.ACCOUNT, ACCOUNT_TTL_S, "renew or correct the AWS credentials")
@@ -94,6 +100,9 @@ TABLE: Final[Mapping[str, Meaning]] = {
     "InsufficientFreeAddressesInSubnet": Meaning(
         FailureKind.NO_CAPACITY, Scope.ZONE, CAPACITY_TTL_S, "the zone's subnet has no free address"
     ),
+    "InsufficientVolumeCapacity": Meaning(
+        FailureKind.NO_CAPACITY, Scope.ZONE, CAPACITY_TTL_S, "the zone has no room for the disk"
+    ),
     # Price
     "SpotMaxPriceTooLow": Meaning(
         FailureKind.PRICE_TOO_LOW, Scope.OFFER, 600.0, "raise fallback.aws.max_price, or wait for the price to fall"
@@ -102,7 +111,7 @@ TABLE: Final[Mapping[str, Meaning]] = {
     "VcpuLimitExceeded": _ON_DEMAND_QUOTA,
     "InstanceLimitExceeded": _ON_DEMAND_QUOTA,
     "MaxSpotInstanceCountExceeded": _SPOT_QUOTA,
-    "MaxSpotFleetRequestCountExceeded": _SPOT_QUOTA,
+    "MaxSpotFleetRequestCountExceeded": _FLEET_QUOTA,
     "MaxFleetCountExceeded": _OTHER_QUOTA,
     "VolumeLimitExceeded": _OTHER_QUOTA,
     "MaxIOPSLimitExceeded": _OTHER_QUOTA,
@@ -135,9 +144,11 @@ TABLE: Final[Mapping[str, Meaning]] = {
         ACCOUNT_TTL_S,
         "renew the credentials, and look at this machine's clock",
     ),
+    "InvalidAccessKeyId": _CREDENTIALS,
     "OptInRequired": _OPT_IN,
     "PendingVerification": _ACCOUNT,
     "AccountPendingVerification": _ACCOUNT,
+    "AccountDisabled": _ACCOUNT,
     "Blocked": _ACCOUNT,
     # Later
     "RequestLimitExceeded": _THROTTLED,
@@ -161,6 +172,7 @@ TABLE: Final[Mapping[str, Meaning]] = {
     "InvalidLaunchTemplateName.NotFoundException": _STALE,
     "InvalidLaunchTemplateVersion.NotFound": _STALE,
     "InvalidSubnetID.NotFound": _STALE,
+    "InvalidVpcID.NotFound": _STALE,
     "InvalidSecurityGroupID.NotFound": _STALE,
     "InvalidGroup.NotFound": _STALE,
     "InvalidAMIID.NotFound": _IMAGE,
@@ -207,6 +219,8 @@ _ENCODED = re.compile(r"\s*Encoded authorization failure message:.*", re.DOTALL)
 _NOT_YET = re.compile(r"iamInstanceProfile|IAM Instance Profile", re.IGNORECASE)
 _WRONG_TYPE = re.compile(r"InstanceType|instance type", re.IGNORECASE)
 _WRONG_ZONE = re.compile(r"availability zone", re.IGNORECASE)
+_SPOT = re.compile(r"\bspot\b", re.IGNORECASE)
+_SIDE = re.compile(r"^(Server|Client)\.")
 _LONGEST = 300
 
 
@@ -223,7 +237,7 @@ def failure_of(error: Exception, operation: str) -> Failure:
     code, text = code_and_message(error)
     if not isinstance(getattr(error, "response", None), Mapping):  # botocore's own errors may have a response of None
         return _local_failure(code, text)
-    meaning = _by_text(code, text) or TABLE.get(code)
+    meaning = _by_text(code, text) or TABLE.get(code) or TABLE.get(_SIDE.sub("", code))
     if meaning is None:
         return Failure(
             FailureKind.UNKNOWN, Scope.OFFER, code, text, "not a code that we know; please report it", UNKNOWN_TTL_S
@@ -265,7 +279,9 @@ def error_of(failure: Failure) -> CloudError:
 
 
 def _by_text(code: str, text: str) -> Meaning | None:
-    """``InvalidParameterValue`` says what is wrong only in its sentence."""
+    """``InvalidParameterValue`` says what is wrong only in its sentence, ``Unsupported`` what is not supported."""
+    if code == "Unsupported":
+        return _NOT_ON_SPOT if _SPOT.search(text) else None
     if code != "InvalidParameterValue" or _NOT_YET.search(text):
         return None
     if _WRONG_ZONE.search(text):
