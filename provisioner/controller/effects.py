@@ -12,6 +12,7 @@ from provisioner.clouds.base import Cloud, Request
 from provisioner.config import Config, StoreConfig
 from provisioner.controller import survey, traffic
 from provisioner.controller.directory import JobDirectory
+from provisioner.controller.failures import KnownFailures
 from provisioner.controller.flow import TAKEN_DOWN
 from provisioner.controller.launch import Launcher
 from provisioner.controller.limits import Limits
@@ -26,16 +27,16 @@ from provisioner.controller.records import (
     Released,
     Watched,
 )
+from provisioner.controller.refusals import Refusals, as_failure, words
 from provisioner.controller.stores import stores
 from provisioner.controller.watch import Patience, Watch
-from provisioner.errors import CloudError, ConfigError, FailoverError, Unauthorized, Unreachable
-from provisioner.model import Failure, FailureKind, Gpu, JobRef, Market, Node, NodeState, Offer, Owned, Scope
+from provisioner.errors import CloudError, ConfigError, Unauthorized
+from provisioner.model import Failure, FailureKind, Gpu, JobRef, Market, Node, NodeState, Offer, Owned
 from provisioner.telemetry.events import EventLog
 
 PAUSE_FIRST_S = 30.0
 PAUSE_MOST_S = 300.0
 ADOPT_TRIES = 3
-SELF_EVIDENT = frozenset({FailureKind.NO_CAPACITY, FailureKind.NOT_OFFERED, FailureKind.THROTTLED})
 ALIVE_S = 60.0
 """A machine whose last heartbeat is younger than this trains, whatever ``lost_after`` says, in seconds."""
 PRIMARY_AGAIN_S = 20.0
@@ -54,13 +55,15 @@ class World:
         launcher: Launcher,
         events: EventLog,
         *,
+        failures: KnownFailures | None = None,
         now: Callable[[], float] = time.time,
         take_down: threading.Event | None = None,
         take_over: bool = False,
     ) -> None:
         """Take the parts. ``take_down`` ends the job when it is set; it also cuts every wait short.
 
-        ``take_over`` releases a machine that trains for another controller.
+        ``take_over`` releases a machine that trains for another controller. ``failures`` is what all jobs know of
+        refusals; without it a run knows its own only.
         """
         self.take_over = take_over
         self.job = job
@@ -77,6 +80,7 @@ class World:
         self._preparation: threading.Thread | None = None
         self._enough_prepared = threading.Event()
         self._prepared: set[str] = set()
+        self.refusals = Refusals(failures, job.name, self._cloud, events, now)
 
     # -- the steps, in the order of a job's life ------------------------------------------------------------------
 
@@ -142,20 +146,26 @@ class World:
             late = self.now() >= until
             if free or stop or refused or late:
                 self.events.emit("asked", cloud="autodl", offers=len(free), problems=[p.message for p in problems])
-                return Asked(free, self.now(), tuple(problems), again=bool(free) and not late, stop=stop)
+                memory = self.refusals.memory(self._cloud_names(), begun.at)
+                return Asked(free, self.now(), tuple(problems), bool(free) and not late, stop, memory)
             self.take_down.wait(min(self.config.policy.poll, max(0.1, until - self.now())))
 
     def ask_fallback(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
-        """List the offers of every fallback."""
+        """List the offers of every fallback, without those that a quota has no room for."""
         offers, problems = self._offers(self._fallback_names())
-        self.events.emit("asked", cloud="fallback", offers=len(offers), problems=[p.message for p in problems])
-        return Asked(tuple(offers), self.now(), tuple(problems), stop=self._stop(begun, past))
+        memory = self.refusals.memory(self._cloud_names(), begun.at)
+        wanted = self.plan(tuple(offers), memory=memory or planner.FailureMemory(), now=self.now()).ranked
+        over = self.refusals.over_quota([one.offer for one in wanted])
+        passed = tuple((offer, over[offer.key]) for offer in offers if offer.key in over)
+        left = tuple(offer for offer in offers if offer.key not in over)
+        self.events.emit("asked", cloud="fallback", offers=len(left), problems=[p.message for p in problems])
+        return Asked(left, self.now(), tuple(problems), stop=self._stop(begun, past), memory=memory, passed=passed)
 
     def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Choice]:
-        """Order the offers with the planner."""
-        memory = planner.FailureMemory()
+        """Order the offers with the planner. Claims from before the question are in its memory, if they still count."""
+        memory = asked.memory or planner.FailureMemory()
         for claimed in claims:
-            if claimed.failure is not None:
+            if claimed.failure is not None and (asked.memory is None or claimed.at >= asked.at):
                 memory = memory.remember(claimed.failure, claimed.offer, now=claimed.at)
         plan = self.plan(asked.offers, memory=memory, now=asked.at, lost=lost)
         return [Choice(ranked.offer, ranked.at_most, ranked.reason) for ranked in plan.ranked]
@@ -176,10 +186,9 @@ class World:
         except CloudError as error:
             answer = as_failure(error)
         if isinstance(answer, Failure):
-            words = "" if answer.kind in SELF_EVIDENT else f": {answer.message}"
-            self.events.emit(
-                "refused", epoch=epoch, offer=offer.key, failure=answer.kind, code=answer.code, words=words
-            )
+            self.refusals.remember(answer, offer)
+            said = f": {text}" if (text := words(answer)) else ""
+            self.events.emit("refused", epoch=epoch, offer=offer.key, failure=answer.kind, code=answer.code, words=said)
             return Claimed(offer, self.now(), None, answer, choice.at_most)
         self.events.emit("claimed", epoch=epoch, offer=offer.key, node=answer.id)
         return Claimed(offer, self.now(), answer, None, choice.at_most)
@@ -322,6 +331,7 @@ class World:
         """
         offers, _ = self._offers(self._fallback_names())
         plan = self.plan(tuple(offers), memory=planner.FailureMemory(), now=self.now())
+        self.refusals.over_quota([one.offer for one in plan.ranked])  # answers are kept, should it have to move soon
         for name, region in dict.fromkeys((one.offer.cloud, one.offer.region) for one in plan.ranked):
             if self._enough_prepared.is_set() or self.take_down.is_set():
                 return
@@ -381,17 +391,6 @@ class _View:
                 self.world.events.emit("copy_failed", epoch=node.epoch, uri=copy.uri, problem=copy.problem)
             if copy.step is not None and copy.step != (before.step if before else None):
                 self.world.events.emit("copied", epoch=node.epoch, uri=copy.uri, step=copy.step)
-
-
-def as_failure(error: FailoverError) -> Failure:
-    """Turn an error that stopped a claim into a failure: the cloud's own where it carries one, else the nearest fit."""
-    own = getattr(error, "failure", None)
-    if isinstance(own, Failure):
-        return own
-    if isinstance(error, Unauthorized):
-        return Failure(FailureKind.UNAUTHORIZED, Scope.ACCOUNT, "Unauthorized", str(error), error.hint, ttl_s=600)
-    kind = FailureKind.NETWORK if isinstance(error, Unreachable) else FailureKind.INVALID
-    return Failure(kind, Scope.REGION, type(error).__name__, str(error), error.hint)
 
 
 def price_words(choice: Choice) -> str:

@@ -22,7 +22,7 @@ from provisioner.controller.records import (
 )
 from provisioner.controller.report import build_report
 from provisioner.errors import FailoverError
-from provisioner.model import Ending, FailureKind, JobRef, Node, Offer
+from provisioner.model import Ending, Failure, FailureKind, JobRef, Node, Offer
 
 T = TypeVar("T")
 
@@ -106,6 +106,8 @@ class Flow:
         self.step = step
         self.placements: list[Placement] = []
         self.claims: list[Claimed] = []
+        self.passed: dict[str, Failure] = {}
+        """Offers that a quota had no room for, by key."""
 
     def run(self) -> dict[str, object]:
         """Run the job to its end and return the report."""
@@ -119,7 +121,8 @@ class Flow:
             self._finish()
             raise
         finished = self._finish()
-        return build_report(self.effects.job, begun, self.placements, self.claims, ending, reason, finished)
+        job, passed = self.effects.job, self.passed
+        return build_report(job, begun, self.placements, self.claims, ending, reason, finished, passed=passed)
 
     def _finish(self) -> Finished:
         clouds = frozenset(claimed.offer.cloud for claimed in self.claims)
@@ -160,6 +163,8 @@ class Flow:
             for asked in self._ask_around(begun):
                 since = asked.at if since is None else since
                 refusals += [problem.kind for problem in asked.problems]
+                refusals += [failure.kind for _, failure in asked.passed]
+                self.passed |= {offer.key: failure for offer, failure in asked.passed}
                 _stop_if_told(asked.stop)
                 claimed = self._claim_first(asked, epoch, round_number, lost, published)
                 if claimed is not None and claimed.node is not None:

@@ -1,10 +1,16 @@
-"""What the workflow records of each step. Frozen, small, without secrets: these values stand in its database."""
+"""What the workflow records of each step. Frozen, small, without secrets: these values stand in its database.
+
+A run outlives an upgrade of this program: a new field goes to the end of its record and has a default, and the record
+reads its older pickles by ``model.unpickle``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from provisioner.model import Ending, Failure, Money, Node, Offer
+from provisioner.model import Ending, Failure, Money, Node, Offer, unpickle
+from provisioner.planner import FailureMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,8 @@ class Published:
 class Asked:
     """Offers of some clouds at one moment; ``problems``: the clouds that could not answer.
 
-    ``again``: it is worth asking once more before going elsewhere. ``stop``: end the job, and why.
+    ``again``: it is worth asking once more before going elsewhere. ``stop``: end the job, and why. ``passed``: offers
+    that are left out because a quota has no room for them.
     """
 
     offers: tuple[Offer, ...]
@@ -35,6 +42,13 @@ class Asked:
     problems: tuple[Failure, ...] = ()
     again: bool = False
     stop: str = ""
+    memory: FailureMemory | None = None
+    """What all jobs knew of refusals at that moment; None where it was not asked: then this run's own claims count."""
+    passed: tuple[tuple[Offer, Failure], ...] = ()
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        """Read a pickle, also one of an earlier version."""
+        unpickle(self, state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from provisioner import catalog
 from provisioner.controller import traffic
 from provisioner.controller.records import Begun, Claimed, Finished, Placement
 from provisioner.errors import ExitCode
-from provisioner.model import Ending, JobRef, Money
+from provisioner.model import Ending, Failure, FailureKind, JobRef, Money
 
 RESULTS: dict[Ending, tuple[str, ExitCode]] = {
     Ending.COMPLETED: ("completed", ExitCode.DONE),
@@ -45,8 +45,13 @@ def build_report(
     ending: Ending,
     reason: str,
     finished: Finished,
+    *,
+    passed: Mapping[str, Failure] | None = None,
 ) -> dict[str, object]:
-    """Return the report as plain JSON values. Times are Unix seconds, durations seconds."""
+    """Return the report as plain JSON values. Times are Unix seconds, durations seconds.
+
+    ``passed``: the offers that a quota had no room for, by key.
+    """
     result, code = RESULTS.get(ending, ("failed", ExitCode.JOB_FAILED))
     if reason == "refused":
         result, code = "refused", ExitCode.CLOUD_REFUSED
@@ -62,6 +67,8 @@ def build_report(
         "reason": reason,
         "placements": [_placement(placement) for placement in placements],
         "refused": [_attempt(claimed) for claimed in _without_placement(placements, claims)],
+        "unknown_codes": _unknown_codes(claims),
+        "over_quota": _over_quota(passed or {}),
         "restored_step": restored[-1] if restored else None,
         "final_step": steps[-1] if steps else None,
         "steps_lost": _steps_lost(placements),
@@ -132,6 +139,31 @@ def _attempt(claimed: Claimed) -> dict[str, object]:
         "advice": failure.advice if failure else "",
         "at": claimed.at,
     }
+
+
+def _unknown_codes(claims: Sequence[Claimed]) -> list[dict[str, object]]:
+    """Count the codes that no table knows: each is worth a report to us."""
+    unknown = [one for one in claims if one.failure is not None and one.failure.kind is FailureKind.UNKNOWN]
+    messages = {(one.offer.cloud, one.failure.code): one.failure.message for one in unknown if one.failure}
+    counted = Counter((one.offer.cloud, one.failure.code) for one in unknown if one.failure)
+    return [
+        {"cloud": cloud, "code": code, "count": count, "message": messages[cloud, code]}
+        for (cloud, code), count in counted.items()
+    ]
+
+
+def _over_quota(passed: Mapping[str, Failure]) -> list[dict[str, object]]:
+    """Return each quota that had no room, with the offers that were passed over for it."""
+    found: dict[str, dict[str, object]] = {}
+    for key, failure in passed.items():
+        row = found.setdefault(
+            failure.message,
+            {"quota": failure.code, "message": failure.message, "advice": failure.advice, "offers": []},
+        )
+        offers = row["offers"]
+        if isinstance(offers, list):
+            offers.append(key)
+    return list(found.values())
 
 
 def _without_placement(placements: Sequence[Placement], claims: Sequence[Claimed]) -> Sequence[Claimed]:

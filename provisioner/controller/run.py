@@ -17,6 +17,7 @@ from provisioner.config import Config, load, parse, workdir
 from provisioner.controller.directory import JobDirectory, JobRecord, new_uid, state_root
 from provisioner.controller.effects import World
 from provisioner.controller.engine import Engine
+from provisioner.controller.failures import KnownFailures
 from provisioner.controller.launch import Launcher, open_job_store, stored_uid
 from provisioner.errors import CloudError, ConfigError, Interrupted
 from provisioner.telemetry.events import EventLog
@@ -153,6 +154,7 @@ class Controller:
             opener,
             launcher,
             events,
+            failures=KnownFailures(state_root(self.environ)),
             take_down=self.take_down,
             take_over=self.options.take_over,
         )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from provisioner.clouds.autodl import cards
 from provisioner.clouds.autodl.client import AutodlClient
 from provisioner.clouds.autodl.elastic_machines import ElasticMachines
-from provisioner.clouds.autodl.errors import Doubtful, Refused, failure_of
+from provisioner.clouds.autodl.errors import BALANCE, Doubtful, Refused, failure_for, failure_of
 from provisioner.clouds.autodl.machines import AutodlSettings, Clock, Machines, Passed, Sleep, start_command
 from provisioner.clouds.autodl.naming import PREFIX, machine_name
 from provisioner.clouds.autodl.pro_machines import ProMachines
@@ -99,6 +99,11 @@ class AutodlCloud:
         return cloud
 
     @property
+    def account(self) -> str:
+        """Tell accounts apart without asking AutoDL: a digest of the token, which is no secret."""
+        return self._client.wire.account
+
+    @property
     def _chosen(self) -> Machines:
         return self._elastic if self._config.mode == "elastic" else self._pro
 
@@ -161,14 +166,7 @@ class AutodlCloud:
         if spendable.amount > 0 and (price is None or spendable.amount >= price.amount):
             return None
         need = f"an hour costs {price}" if price is not None else "a machine costs money"
-        return Failure(
-            FailureKind.QUOTA,
-            Scope.ACCOUNT,
-            "balance",
-            f"the AutoDL account has {spendable} to spend, and {need}",
-            "recharge the AutoDL account",
-            600.0,
-        )
+        return failure_for(BALANCE, f"the AutoDL account has {spendable} to spend, and {need}")
 
     def adopt(self, node: Node) -> None:
         """Nothing: AutoDL has no Terraform."""

@@ -7,25 +7,27 @@ import time
 from provisioner.clouds.autodl import cards
 from provisioner.clouds.autodl.client import AutodlClient
 from provisioner.clouds.autodl.elastic_api import Template
-from provisioner.clouds.autodl.errors import Doubtful, NotFound, Refused, RefusedAccess, not_entitled, refusal
+from provisioner.clouds.autodl.errors import (
+    UNSCHEDULED,
+    Doubtful,
+    NotFound,
+    Refused,
+    RefusedAccess,
+    failure_for,
+    not_entitled,
+    refusal,
+)
 from provisioner.clouds.autodl.machines import AutodlSettings, Clock, Passed, Patience, Sleep, fits, still_there
 from provisioner.clouds.autodl.models import Container, Deployment
 from provisioner.clouds.autodl.naming import read_name
 from provisioner.clouds.base import Request
 from provisioner.errors import Unreachable
-from provisioner.model import Failure, FailureKind, Gpu, Market, NodeState, Offer, Owned, Scope
+from provisioner.model import Failure, FailureKind, Gpu, Market, NodeState, Offer, Owned
 
 _ENDED = ("shutdown", "shutting_down")
 _OLDEST_CUDA = (11, 8)
 _NEWEST_CUDA = (13, 9)
-_NO_ROOM = Failure(
-    FailureKind.NO_CAPACITY,
-    Scope.OFFER,
-    "unscheduled",
-    "AutoDL found no host for the container",
-    "stock counts single cards: idle cards may sit in different hosts",
-    60.0,
-)
+_NO_ROOM = failure_for(UNSCHEDULED, "AutoDL found no host for the container")
 
 
 class ElasticMachines:

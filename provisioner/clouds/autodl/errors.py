@@ -1,7 +1,9 @@
 """The one table from AutoDL's ``code`` and ``msg`` to a typed failure, and the errors that carry it.
 
 AutoDL publishes no list of errors, and sends different failures under one code: a row matches the code first and then
-a part of the message. The messages are recorded from real answers where public sources have them.
+a part of the message. The messages are recorded from real answers where public sources have them. Rows with a code of
+ours (``balance``, ``unscheduled``) are for what we find out before AutoDL says it. A code such as ``InternalError``
+tells nobody that cards are sold out, so every row has words for the operator.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ class Rule:
 
 _TOKEN = "take a new developer token from AutoDL's console (account, settings) and set AUTODL_TOKEN"  # noqa: S105
 _FOR_ALL = 3600.0
+BALANCE, UNSCHEDULED, BUSY = "balance", "unscheduled", "HTTP 429"
+"""Codes of ours: too little money for an hour; an elastic deployment without a host; too many requests."""
 
 TABLE = (
     Rule(
@@ -56,9 +60,19 @@ TABLE = (
         "this AutoDL account has no permission for that; enterprise verification may be missing",
         _FOR_ALL,
     ),
+    Rule(BALANCE, "", FailureKind.QUOTA, Scope.ACCOUNT, "recharge the AutoDL account", 600.0),
     Rule("", "余额", FailureKind.QUOTA, Scope.ACCOUNT, "the AutoDL balance is too low: recharge the account", 600.0),
-    Rule("", "库存", FailureKind.NO_CAPACITY, Scope.OFFER, "AutoDL has no free card of this kind now", 15.0),
-    Rule("", "GPU不足", FailureKind.NO_CAPACITY, Scope.OFFER, "the machine's host has no free card now", 15.0),
+    Rule("", "库存", FailureKind.NO_CAPACITY, Scope.OFFER, "sold out: AutoDL has no free card of this kind now", 15.0),
+    Rule("", "GPU不足", FailureKind.NO_CAPACITY, Scope.OFFER, "sold out: this host has no free card now", 15.0),
+    Rule(
+        UNSCHEDULED,
+        "",
+        FailureKind.NO_CAPACITY,
+        Scope.OFFER,
+        "sold out: stock counts single cards, and idle cards may sit in different hosts",
+        60.0,
+    ),
+    Rule(BUSY, "", FailureKind.THROTTLED, Scope.ACCOUNT, "AutoDL asks us to wait a while", 60.0),
     Rule("RecordNotFoundError", "", FailureKind.INVALID, Scope.OFFER, "AutoDL does not know this machine (any more)"),
     Rule(
         "",

@@ -7,6 +7,7 @@ looks what became of it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 import httpx
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential_jitter
 
-from provisioner.clouds.autodl.errors import Doubtful, failure_for, refusal
+from provisioner.clouds.autodl.errors import BUSY, Doubtful, failure_for, refusal
 from provisioner.errors import CloudError, ConfigError, Unreachable
 from provisioner.model import Failure, FailureKind, Scope
 
@@ -123,6 +124,12 @@ class Wire:
         """Name the address, not the token."""
         return f"Wire({self.base_url!r})"
 
+    @property
+    def account(self) -> str:
+        """A digest of the token, with the address where it is not AutoDL's own. It tells accounts apart."""
+        digest = f"token {hashlib.sha256(self._token.encode()).hexdigest()[:8]}"
+        return digest if self.base_url == DEFAULT_BASE_URL else f"{digest} at {self.base_url}"
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
@@ -213,8 +220,8 @@ class Wire:
             message = self._line(str(envelope.get("msg") or "")) if envelope else ""
             raise refusal(failure_for("AuthorizeFailed", f"HTTP {status} {message}".strip()), call=call)
         if status == 429:
-            busy = Failure(FailureKind.THROTTLED, Scope.ACCOUNT, "HTTP 429", "too many requests", "wait a while", 60.0)
-            raise UnusableError("HTTP 429", wait_s=_asked_wait(response), error=refusal(busy, call=call), wait_out=True)
+            busy = refusal(failure_for(BUSY, "too many requests"), call=call)
+            raise UnusableError(BUSY, wait_s=_asked_wait(response), error=busy, wait_out=True)
         if envelope is None:
             return self._without_envelope(status, call, _asked_wait(response))
         if envelope["code"] == "Success":

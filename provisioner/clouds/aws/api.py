@@ -5,6 +5,7 @@ boto3 is imported with this module, and this module when the room is used.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -50,20 +51,30 @@ class Account:
         self._clients: dict[tuple[str, str], Any] = {}
         self._lock = threading.Lock()
 
+    @property
+    def name(self) -> str:
+        """Tell accounts apart without asking AWS: a digest of the key's id, or the profile; not a secret."""
+        environ = self._environ
+        key, profile = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_PROFILE")
+        words = [f"key {hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else f"profile {profile or 'default'}"]
+        words += [endpoint] if (endpoint := environ.get("AWS_ENDPOINT_URL")) else []
+        return " at ".join(words)
+
     def region(self, name: str) -> Region:
         """Return the calls of one region."""
-        return Region(name, self._client("ec2", name), self._sleep)
+        return Region(name, self.client("ec2", name), self._sleep)
 
     def iam(self) -> IAMClient:
         """Return the IAM client."""
-        client: IAMClient = self._client("iam", "us-east-1")
+        client: IAMClient = self.client("iam", "us-east-1")
         return client
 
     def call(self, operation: str, call: Callable[[], T]) -> T:
         """Run a call that may be repeated. Raises Unauthorized, Unreachable or CloudError."""
         return repeat(operation, call, self._sleep)
 
-    def _client(self, service: str, region: str) -> Any:
+    def client(self, service: str, region: str) -> Any:
+        """Return a boto3 client, which tries each call once. Raises CloudError and its kin."""
         key = (service, region)
         with self._lock:
             if key not in self._clients:
@@ -88,7 +99,8 @@ class Account:
             retries={"mode": "standard", "total_max_attempts": 1},  # ours know which errors are worth it
             user_agent_extra="gpu-failover",
         )
-        endpoint = environ.get(f"AWS_ENDPOINT_URL_{service.upper()}") or environ.get("AWS_ENDPOINT_URL")
+        variable = f"AWS_ENDPOINT_URL_{service.upper().replace('-', '_')}"
+        endpoint = environ.get(variable) or environ.get("AWS_ENDPOINT_URL")
         make: Any = self._session.client  # its stub has one overload per service
         return make(service, region, endpoint_url=endpoint, config=config)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from provisioner.clouds.aws import quotas
 from provisioner.clouds.aws.api import CALL_ERRORS, Region, ended
 from provisioner.clouds.aws.failures import (
     SPENT,
@@ -22,10 +23,12 @@ from provisioner.clouds.aws.failures import (
     profile_not_yet_known,
 )
 from provisioner.errors import CloudError
-from provisioner.model import TAG_TOKEN, Failure, FailureKind, Launch, Market, Node, Offer
+from provisioner.model import TAG_TOKEN, Failure, FailureKind, Launch, Market, Node, Offer, Scope
 
 CLAIM_S = 60.0
 """How long a claim is repeated while AWS throttles or gives no usable answer."""
+CLAIM_TRIES = 10
+"""How often, at most."""
 SETTLE_S = 15.0
 """How long a pending machine is watched: EC2 finds out within seconds that there is no capacity after all."""
 LOOK_FOR_S = 8.0
@@ -90,7 +93,7 @@ class Claim:
         """Return the machine of the token, or why there is none."""
         got = self._run(asked, launch.token)
         if isinstance(got, Failure):
-            return got
+            return replace(got, advice=quotas.advice(offer) or got.advice) if got.scope is Scope.FAMILY else got
         settled = self._settle(got)
         if isinstance(settled, Failure):
             return settled
@@ -99,8 +102,9 @@ class Claim:
     def _run(self, asked: Mapping[str, Any], token: str) -> dict[str, Any] | Failure:
         """Call RunInstances until it says yes or no."""
         until = self._clock.tick() + CLAIM_S
-        pause_s, doubt = 0.5, False
+        pause_s, doubt, tries = 0.5, False, 0
         while True:
+            tries += 1
             try:
                 return self._region.run(asked)
             except CALL_ERRORS as error:
@@ -109,7 +113,7 @@ class Claim:
                     return self._made(token) or failure
                 again = passing_failure(failure) or profile_not_yet_known(error)
             doubt = doubt or failure.kind is FailureKind.NETWORK
-            if not again or self._clock.tick() + pause_s > until:
+            if not again or tries >= CLAIM_TRIES or self._clock.tick() + pause_s > until:
                 # A refusal is about this try; an earlier one whose answer was lost may have made a machine.
                 return (self._made(token) if doubt else None) or failure
             self._clock.sleep(pause_s * (0.5 + self._jitter()))

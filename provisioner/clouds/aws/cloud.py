@@ -16,7 +16,8 @@ from provisioner.catalog import aws_offers
 from provisioner.clouds.aws import inventory, release
 from provisioner.clouds.aws.api import Account
 from provisioner.clouds.aws.claim import Claim, Clock, Place, request
-from provisioner.clouds.aws.failures import STALE
+from provisioner.clouds.aws.failures import STALE, failure_in, with_failure
+from provisioner.clouds.aws.quotas import AccountQuotas
 from provisioner.clouds.aws.substrate import Prepared, Stack, Substrate
 from provisioner.clouds.base import Request
 from provisioner.config import AwsConfig
@@ -97,6 +98,7 @@ class AwsCloud:
         self._events = events
         self._clock = clock or Clock()
         self._account = Account(environ, self._clock.sleep)
+        self._quotas = AccountQuotas(self._account, self._emit, self._clock.tick)
         self._stack = stack or self._terraform_stack
         self._substrates: dict[str, Substrate] = {}
         self._lock = threading.Lock()
@@ -129,6 +131,15 @@ class AwsCloud:
         }
         return list(found.values())
 
+    @property
+    def account(self) -> str:
+        """Tell accounts apart, without asking AWS."""
+        return self._account.name
+
+    def over_quota(self, offers: Sequence[Offer]) -> Mapping[str, Failure]:
+        """Return, by key, the offers that the account's vCPU quotas leave no room for. Never raises."""
+        return self._quotas.over([offer for offer in offers if offer.cloud == self.name])
+
     def prepare(self, region: str) -> None:
         """Make the region's network, role and launch template. Returns at once where they are there."""
         self._prepared(region)
@@ -145,6 +156,8 @@ class AwsCloud:
         answer = claim.make(request(place, offer, launch, self.max_price(offer)), offer, launch)
         if isinstance(answer, Failure):
             self._learn(offer, answer)
+        else:
+            self._quotas.forget_use(offer.region)
         return answer
 
     def adopt(self, node: Node) -> None:
@@ -161,6 +174,7 @@ class AwsCloud:
         ``adopt``, ``dismantle``) lets go of the dead machine first, and no plan that would make one is ever applied.
         """
         release.terminate(self._account.region(node.offer.region), node.id, self._clock)
+        self._quotas.forget_use(node.offer.region)
 
     def inspect(self, node: Node) -> NodeState:
         """Say how EC2 sees the machine. One that is not listed yet, just after its claim, is pending."""
@@ -226,7 +240,13 @@ class AwsCloud:
             instance = calls.find(instance_id)
             return instance is None or _STATES.get(str(instance["State"]["Name"])) is NodeState.GONE
 
-        return self._substrate(region).prepare(gone)
+        try:
+            return self._substrate(region).prepare(gone)
+        except TerraformError as error:
+            refused = failure_in(str(error))
+            if refused is not None:
+                with_failure(error, refused)
+            raise
 
     def _substrate(self, region: str) -> Substrate:
         with self._lock:

@@ -118,6 +118,8 @@ TABLE: Final[Mapping[str, Meaning]] = {
     "MaxStorageLimitExceeded": _OTHER_QUOTA,
     "NetworkInterfaceLimitExceeded": _OTHER_QUOTA,
     "ResourceLimitExceeded": _OTHER_QUOTA,
+    "VpcLimitExceeded": _OTHER_QUOTA,
+    "InternetGatewayLimitExceeded": _OTHER_QUOTA,
     # Not offered
     "Unsupported": _NOT_OFFERED,
     "UnsupportedOperation": Meaning(
@@ -221,6 +223,7 @@ _WRONG_TYPE = re.compile(r"InstanceType|instance type", re.IGNORECASE)
 _WRONG_ZONE = re.compile(r"availability zone", re.IGNORECASE)
 _SPOT = re.compile(r"\bspot\b", re.IGNORECASE)
 _SIDE = re.compile(r"^(Server|Client)\.")
+_CODE_WORD = re.compile(r"\b([A-Z][A-Za-z]+(?:\.[A-Z][A-Za-z]+)?): ")
 _LONGEST = 300
 
 
@@ -257,7 +260,8 @@ def missing_permission(text: str, operation: str) -> str:
     """Return the sentence that names the missing permission, without AWS's encoded blob."""
     found = _PERMISSION.search(text)
     if found is None:
-        return f"a permission is missing, probably ec2:{operation} ({_ENCODED.sub('', text) or 'no more is said'})"
+        guess = f", probably ec2:{operation}" if operation else ""
+        return f"a permission is missing{guess} ({_ENCODED.sub('', text) or 'no more is said'})"
     where = f" on {found.group(2)}" if found.group(2) else ""
     return f"the permission {found.group(1)} is missing{where}"
 
@@ -271,11 +275,29 @@ def profile_not_yet_known(error: Exception) -> bool:
 def error_of(failure: Failure) -> CloudError:
     """Return the error for a failure that stops a call which has no failure in its answer."""
     message = f"AWS: {failure.code}: {failure.message}"
+    kind = CloudError
     if failure.kind is FailureKind.UNAUTHORIZED:
-        return Unauthorized(message, hint=failure.advice)
-    if failure.kind in {FailureKind.NETWORK, FailureKind.THROTTLED}:
-        return Unreachable(message, hint=failure.advice)
-    return CloudError(message, hint=failure.advice)
+        kind = Unauthorized
+    elif failure.kind in {FailureKind.NETWORK, FailureKind.THROTTLED}:
+        kind = Unreachable
+    return with_failure(kind(message, hint=failure.advice), failure)
+
+
+def with_failure(error: CloudError, failure: Failure) -> CloudError:
+    """Let an error carry its failure, as ``controller.refusals.as_failure`` reads it."""
+    carrier: Any = error
+    carrier.failure = failure
+    return error
+
+
+def failure_in(text: str) -> Failure | None:
+    """Type what Terraform says of a refusal by AWS: by the code word before a colon; the sentences change."""
+    for word in _CODE_WORD.findall(text):
+        meaning = TABLE.get(word)
+        if meaning is not None:
+            said = missing_permission(_one_line(text), "") if meaning is _DENIED else _one_line(text)
+            return Failure(meaning.kind, meaning.scope, word, said, meaning.advice, meaning.ttl_s)
+    return None
 
 
 def _by_text(code: str, text: str) -> Meaning | None:
