@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from provisioner.catalog.aws import (
-    REFERENCE_REGION,
-    Absent,
-    Wanted,
-    aws_absent,
-    aws_offers,
-    instance_types,
-    price_ceiling,
-    reference_price,
-    regions,
-)
+from provisioner.catalog.aws import aws_absent, aws_offers
 from provisioner.catalog.egress import AS_OF as EGRESS_AS_OF
 from provisioner.catalog.egress import cost as egress_cost
 from provisioner.catalog.egress import egress
+from provisioner.catalog.fit import Absent, Wanted
+from provisioner.catalog.gcp import gcp_absent, gcp_machine_types, gcp_offers
 from provisioner.catalog.gpus import (
     AUTODL_PRO_REGIONS,
     AUTODL_REGIONS,
@@ -27,17 +19,30 @@ from provisioner.catalog.gpus import (
     gpu_names,
     matches,
 )
-from provisioner.catalog.tables import Card, Machine, machines, snapshot
+from provisioner.catalog.lookup import (
+    REFERENCE_REGION,
+    REFERENCE_REGIONS,
+    instance_types,
+    machine,
+    price_ceiling,
+    reference_price,
+    regions,
+    spot_price,
+)
+from provisioner.catalog.tables import Card, Machine, autodl_prices, autodl_prices_seen, machines, snapshot
 
 __all__ = [
     "AUTODL_PRO_REGIONS",
     "AUTODL_REGIONS",
     "EGRESS_AS_OF",
     "REFERENCE_REGION",
+    "REFERENCE_REGIONS",
     "Absent",
     "Card",
     "Machine",
     "Wanted",
+    "autodl_prices",
+    "autodl_prices_seen",
     "autodl_pro_specs",
     "autodl_stock_names",
     "aws_absent",
@@ -47,12 +52,17 @@ __all__ = [
     "cuda_problem",
     "egress",
     "egress_cost",
+    "gcp_absent",
+    "gcp_machine_types",
+    "gcp_offers",
     "gpu_names",
     "instance_types",
+    "machine",
     "machines",
     "matches",
     "price_ceiling",
     "reference_price",
     "regions",
     "snapshot",
+    "spot_price",
 ]

@@ -143,6 +143,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
+def sources(as_of: str) -> str:
+    """Return the list of tables with the month of the two that are made of offerings."""
+    known: dict[str, dict[str, str]] = json.loads((DATA / "sources.json").read_text(encoding="utf-8"))
+    for name in ("aws_types", "aws_zones"):
+        known[name]["as_of"] = as_of
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in known.items())
+    return f"{{\n{lines}\n}}\n"
+
+
 def build(directory: Path, as_of: str) -> dict[str, str]:
     """Return the packaged files by name. Raises OSError, or ValueError for rows that make no sense."""
     offerings = read(directory / "gpu_zone_offerings.csv")
@@ -156,7 +165,7 @@ def build(directory: Path, as_of: str) -> dict[str, str]:
         "aws_zones.csv": table(("region", "instance_type", "zones"), zone_rows(offerings)),
         "aws_regions.csv": table(("region", "offerings_read"), region_rows(offerings)),
         "aws_prices.csv": table(price_columns, sorted([row[key] for key in price_columns] for row in prices)),
-        "snapshot.json": json.dumps({"as_of": as_of}) + "\n",
+        "sources.json": sources(as_of),
     }
 
 

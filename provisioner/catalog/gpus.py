@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 
 from provisioner.catalog.tables import Card, cards
 
@@ -25,7 +25,12 @@ def gpu_names() -> tuple[str, ...]:
 
 def canonical(name: str) -> str | None:
     """Return our name of a card or group (``NVIDIA T4`` -> ``T4``), or None when it is unknown."""
-    return _by_plain_name().get(_plain(name))
+    return _canonical(name)
+
+
+@lru_cache(maxsize=4096)
+def _canonical(name: str) -> str | None:
+    return _by_cloud_name().get(name) or _by_plain_name().get(_plain(name))
 
 
 def card(name: str) -> Card | None:
@@ -39,8 +44,11 @@ def matches(wanted: Iterable[str], offered: str) -> bool:
     A name that the table does not have matches itself only, letter for letter.
     """
     names = tuple(wanted)
-    if not names:
-        return True
+    return not names or _matches(names, offered)
+
+
+@lru_cache(maxsize=4096)
+def _matches(names: tuple[str, ...], offered: str) -> bool:
     ours = canonical(offered)
     group = cards()[ours].group if ours in cards() else ""
     return any(name == offered or (ours is not None and canonical(name) in {ours, group or ours}) for name in names)
@@ -71,9 +79,9 @@ def autodl_pro_specs(name: str) -> tuple[str, ...]:
 
 
 def _plain(name: str) -> str:
-    """Reduce ``NVIDIA GeForce RTX 4090`` and ``rtx-4090`` to one spelling."""
+    """Reduce ``NVIDIA GeForce RTX 4090`` and ``rtx-4090`` to one spelling, and ``80g`` to ``80gb``."""
     text = re.sub(r"\b(nvidia|geforce|tesla)\b", "", name.casefold())
-    return re.sub(r"[\s_-]+", "", text)
+    return re.sub(r"(?<=\d\d)g$", "gb", re.sub(r"[\s_()-]+", "", text))
 
 
 @cache
@@ -85,14 +93,25 @@ def _names() -> dict[str, None]:
 
 
 @cache
+def _by_cloud_name() -> dict[str, str]:
+    """Return the names that Google gives to one card and that, said by people, would mean a group of them."""
+    return {name: one.name for one in cards().values() for name in one.gcp}
+
+
+@cache
 def _by_plain_name() -> dict[str, str]:
-    found: dict[str, str] = {}
+    """Return every spelling. Our own names come first, then what clouds say, then a name with the card's memory."""
+    found = {_plain(name): name for name in _names()}
     for one in cards().values():
         bare = re.sub(r"^(RTX|GTX) ", "", one.name)
-        for name in (bare, one.pro_spec, *one.autodl, *one.aliases):
+        for name in (bare, one.pro_spec, one.aws, *one.gcp, *one.autodl, *one.aliases):
             if name:
                 found.setdefault(_plain(name), one.name)
-    return {**found, **{_plain(name): name for name in _names()}}
+    for one in cards().values():
+        if one.vram_gb:
+            for name in (one.name, re.sub(r"^(RTX|GTX) ", "", one.name)):
+                found.setdefault(_plain(f"{name}-{one.vram_gb:g}GB"), one.name)
+    return found
 
 
 def _text(version: tuple[int, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from decimal import Decimal
 
 import pytest
@@ -174,7 +175,7 @@ def test_v100_needs_the_proprietary_driver():
 def test_autodl_names_and_regions_are_one_table_for_config_and_room():
     assert set(catalog.AUTODL_REGIONS) == set(autodl.REGION_NAMES)
     assert set(catalog.AUTODL_PRO_REGIONS) <= set(catalog.AUTODL_REGIONS)
-    assert set(autodl._YUAN_PER_HOUR) <= {stock for name in catalog.gpu_names() for stock in autodl.stock_names([name])}
+    assert set(catalog.autodl_prices()) <= set(autodl.stock_names(catalog.gpu_names()))
     assert catalog.autodl_stock_names("V100") == ("V100-32GB", "V100-SXM2-32GB")
     assert catalog.autodl_pro_specs("RTX 4090D") == ("4090D",)
     assert catalog.autodl_pro_specs("v-48g") == ("v-48g",)
@@ -207,7 +208,8 @@ def test_build_makes_small_tables_of_source_rows(tmp_path):
     assert "p4de.24xlarge,A100-80GB,8,81920,96,x86_64" in files["aws_types.csv"]
     assert "g5g.xlarge,T4g,1,16384,4,arm64" in files["aws_types.csv"]
     assert "us-east-1,p4de.24xlarge,ac\n" in files["aws_zones.csv"]
-    assert files["snapshot.json"] == '{"as_of": "2030-01"}\n'
+    assert json.loads(files["sources.json"])["aws_zones"]["as_of"] == "2030-01"
+    assert build.sources(catalog.snapshot()) == (tables.DATA / "sources.json").read_text(encoding="utf-8")
     write(
         "gpu_zone_offerings.csv", ("region", "zone", "instance_type"), ("us-east-1", "us-east-1-atl-2a", "g4dn.xlarge")
     )

@@ -6,31 +6,13 @@ Card names come from the packaged catalog; prices as public repositories recorde
 from __future__ import annotations
 
 from collections.abc import Iterable
-from decimal import Decimal
 from functools import cache
 
 from provisioner import catalog
-from provisioner.clouds.autodl.units import CNY
 from provisioner.model import Money
 
-PRICES_SEEN = "2026-10"
-"""Month of the newest price below."""
-
-_YUAN_PER_HOUR = {
-    "RTX PRO 6000": "5.98",
-    "RTX 5090": "2.88",
-    "RTX 4090": "1.98",
-    "RTX 4090D": "1.88",
-    "RTX 3090": "1.58",
-    "L20": "3.68",
-    "A800-80GB-NVLink": "4.98",
-    "A100-PCIE-40GB": "3.28",
-    "H20-NVLink": "6.98",
-    "H800": "9.35",
-    "V100-32GB": "2.28",
-    "vGPU-48GB-350W": "1.78",
-}
-"""Yuan an hour for one card; the higher end where sources differ."""
+PRICES_SEEN = catalog.autodl_prices_seen()
+"""Month of the newest price in the catalog."""
 
 REGION_NAMES = {
     "westDC2": "西北企业区(推荐)",
@@ -80,8 +62,8 @@ def vram_gb(stock_name: str) -> float:
 
 def price(stock_name: str, count: int) -> Money | None:
     """Return what ``count`` cards cost an hour when a price was last seen (``PRICES_SEEN``), or None."""
-    yuan = _YUAN_PER_HOUR.get(stock_name)
-    return None if yuan is None else Money(Decimal(yuan) * count, CNY)
+    one = catalog.autodl_prices().get(stock_name)
+    return None if one is None else Money(one.amount * count, one.currency)
 
 
 def is_card(stock_name: str) -> bool:
