@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +20,29 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("job", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print the jobs as JSON.")
-def status(job: str | None, *, as_json: bool) -> int:
+@click.argument("names", nargs=-1, metavar="[JOB | SCOPE...]")
+@click.option("--failures", is_flag=True, help="Show what clouds refused lately, and how long it is left alone.")
+@click.option(
+    "--forget", is_flag=True, help="Forget that: all of it, or of each SCOPE (a name or a kind in --failures)."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(names: tuple[str, ...], *, failures: bool, forget: bool, as_json: bool) -> int:
     """Show the jobs of this state directory, or JOB alone with its events.
+
+    With --failures: the refusals that all its jobs know of, or those of each SCOPE, e.g. aws/us-east-1/spot or quota.
 
     It reads the state directory and asks no cloud.
     """
     from provisioner.controller.directory import JobDirectory, jobs, state_root
 
+    if failures or forget:
+        from provisioner.cli import failures as known
+
+        (known.forget if forget else known.show)(names, os.environ, as_json=as_json)
+        return 0
+    if len(names) > 1:
+        raise click.UsageError("one JOB at a time")
+    job = names[0] if names else None
     root = state_root(os.environ)
     if job is not None:
         directory, _ = _known(job)
@@ -39,6 +54,10 @@ def status(job: str | None, *, as_json: bool) -> int:
         return 0
     columns = ["job", "uid", "run", "state", "controller", "epoch", "where", "step", "since"]
     print_table(columns, [[row[column] for column in columns] for row in found])
+    for row in found:
+        if row["unknown_codes"]:
+            codes = ", ".join(f"{code} ({count} x)" for code, count in row["unknown_codes"].items())
+            click.echo(f"{row['job']}: refusals with a code that is not known, please report: {codes}", err=True)
     if job is not None:
         for words in copy_lines(found[0]["replicas"], found[0]["egress_prices_of"]):
             click.echo(f"copies: {words}")
@@ -102,11 +121,15 @@ def _summary(directory: JobDirectory) -> dict[str, Any]:
     assert record is not None  # noqa: S101 - the caller has just read it
     last: dict[str, dict[str, Any]] = {}
     copies: dict[int, list[dict[str, Any]]] = {}
+    unknown: Counter[str] = Counter()
     for event in _events(directory):
         if event["kind"] == "begin":
             last.clear()  # an earlier run is another story
             copies.clear()
+            unknown.clear()
         last[event["kind"]] = event
+        if event["kind"] == "refused" and event.get("failure") == "unknown":
+            unknown[str(event.get("code"))] += 1
         if event["kind"] == "heartbeat":
             copies[event["epoch"]] = event.get("replicas") or []
     sent = traffic.summed(traffic.from_json(copy) for placement in copies.values() for copy in placement)
@@ -127,6 +150,7 @@ def _summary(directory: JobDirectory) -> dict[str, Any]:
         "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started_at)),
         "replicas": [traffic.as_json(copy) for copy in sent],
         "egress_prices_of": EGRESS_AS_OF,
+        "unknown_codes": dict(unknown),
         "config": record.config_path,
         "leaked": report.get("leaked", []) if isinstance(report, dict) and not record.open else [],
     }

@@ -154,7 +154,7 @@ class KnownFailures:
 
         Return what was forgotten. What a wider refusal covers stays covered.
         """
-        gone = [entry for entry in self.entries() if not names or any(_is_named(entry, name) for name in names)]
+        gone = [entry for entry in self.entries() if named(entry, names)]
         if not gone and (names or not self.path.exists()):
             return []
         with self._writing() as file:
@@ -228,6 +228,8 @@ def _is_of(failure: Failure) -> bool:
     return failure.kind in _OF_ONE_JOB or failure.code in _CODES_OF_ONE_JOB
 
 
-def _is_named(entry: Entry, name: str) -> bool:
-    own, wanted = entry.remembered.name, name.strip("/")
-    return own == wanted or own.startswith(f"{wanted}/") or wanted == entry.remembered.failure.kind
+def named(entry: Entry, names: Sequence[str]) -> bool:
+    """Say whether an entry has one of these names, lies below one, or is of a kind of this name. No names: yes."""
+    own, kind = entry.remembered.name, str(entry.remembered.failure.kind)
+    wanted = [name.strip("/") for name in names]
+    return not wanted or any(name in (own, kind) or own.startswith(f"{name}/") for name in wanted)
