@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("names", nargs=-1, metavar="[JOB | SCOPE...]")
 @click.option("--failures", is_flag=True, help="Show what clouds refused lately, and how long it is left alone.")
-@click.option(
-    "--forget", is_flag=True, help="Forget that: all of it, or of each SCOPE (a name or a kind in --failures)."
-)
+@click.option("--forget", is_flag=True, help="Forget that: all of it, or each SCOPE, a name or a kind in --failures.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def status(names: tuple[str, ...], *, failures: bool, forget: bool, as_json: bool) -> int:
     """Show the jobs of this state directory, or JOB alone with its events.
@@ -33,16 +31,20 @@ def status(names: tuple[str, ...], *, failures: bool, forget: bool, as_json: boo
 
     It reads the state directory and asks no cloud.
     """
-    from provisioner.controller.directory import JobDirectory, jobs, state_root
-
     if failures or forget:
         from provisioner.cli import failures as known
 
         (known.forget if forget else known.show)(names, os.environ, as_json=as_json)
-        return 0
-    if len(names) > 1:
+    elif len(names) > 1:
         raise click.UsageError("one JOB at a time")
-    job = names[0] if names else None
+    else:
+        _show(names[0] if names else None, as_json=as_json)
+    return 0
+
+
+def _show(job: str | None, *, as_json: bool) -> None:
+    from provisioner.controller.directory import JobDirectory, jobs, state_root
+
     root = state_root(os.environ)
     if job is not None:
         directory, _ = _known(job)
@@ -51,13 +53,13 @@ def status(names: tuple[str, ...], *, failures: bool, forget: bool, as_json: boo
         found = [_summary(JobDirectory(root, record.name)) for record in jobs(root)]
     if as_json:
         print_json(found if job is None else {**found[0], "events": list(_events(directory))})
-        return 0
+        return
     columns = ["job", "uid", "run", "state", "controller", "epoch", "where", "step", "since"]
     print_table(columns, [[row[column] for column in columns] for row in found])
     for row in found:
         if row["unknown_codes"]:
             codes = ", ".join(f"{code} ({count} x)" for code, count in row["unknown_codes"].items())
-            click.echo(f"{row['job']}: refusals with a code that is not known, please report: {codes}", err=True)
+            click.echo(f"{row['job']}: refused with codes that are not known, please report them: {codes}", err=True)
     if job is not None:
         for words in copy_lines(found[0]["replicas"], found[0]["egress_prices_of"]):
             click.echo(f"copies: {words}")
@@ -66,7 +68,6 @@ def status(names: tuple[str, ...], *, failures: bool, forget: bool, as_json: boo
             if text:
                 at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.get("time", 0)))
                 click.echo(f"{at}  {text}")
-    return 0
 
 
 @click.command()
