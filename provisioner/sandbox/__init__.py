@@ -1,1 +1,1 @@
-"""A cloud in a box: AutoDL, EC2, S3 and IAM on loopback, with machines that really run."""
+"""A cloud in a box: AutoDL, EC2, S3, IAM and Google Cloud on loopback, with machines that really run."""

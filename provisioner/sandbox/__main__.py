@@ -1,7 +1,8 @@
 """``python -m provisioner.sandbox --directory DIR [--scenario FILE]``: serve the cloud in a box until told to stop.
 
-Prints one JSON line when its ports are open: ``{"autodl": url, "aws": url, "control": url, "pid": n, "env": {..}}``.
-``env`` is what a controller needs in its environment. Ends on SIGTERM or SIGINT with exit code 0 and no machine left.
+Prints one JSON line when its ports are open: ``{"autodl": url, "aws": url, "gcp": url, "control": url, ..}``.
+Its ``env`` is what a controller needs in its environment. Ends on SIGTERM or SIGINT with exit code 0 and no machine
+left.
 """
 
 from __future__ import annotations

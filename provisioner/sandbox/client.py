@@ -19,7 +19,17 @@ from provisioner.sandbox.scenario import Scenario, load
 BUCKET = "failover-drill"
 END_S = 20.0
 CONTROL_TIMEOUT_S = 30.0
-_OPERATORS_OWN = ("AWS_", "AUTODL_", "GOOGLE_", "TF_VAR_", "FAILOVER_STATE_DIR", "FAILOVER_NOTIFY", "BOTO_")
+_OPERATORS_OWN = (
+    "AWS_",
+    "AUTODL_",
+    "GOOGLE_",
+    "CLOUDSDK_",
+    "GCE_",
+    "TF_VAR_",
+    "FAILOVER_STATE_DIR",
+    "FAILOVER_NOTIFY",
+    "BOTO_",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +38,7 @@ class Box:
 
     autodl: str
     aws: str
+    gcp: str
     control: str
     env: Mapping[str, str] = field(repr=False)
     scenario: Scenario
@@ -94,7 +105,7 @@ def open_box(directory: Path, scenario: Path) -> Iterator[Box]:
         if not line:
             raise _did_not_start(process.wait(END_S), directory / "sandbox.log")
         ready = json.loads(line)
-        box = Box(ready["autodl"], ready["aws"], ready["control"], ready["env"], loaded)
+        box = Box(ready["autodl"], ready["aws"], ready["gcp"], ready["control"], ready["env"], loaded)
         box.make_bucket()
         yield box
     finally:

@@ -2,14 +2,16 @@
 
 | request | does |
 |---|---|
-| ``GET state`` | everything: machines that run, both clouds' holdings, faults, launches, events, ``left`` |
+| ``GET state`` | everything: machines that run, the clouds' holdings, faults, launches, events, ``left`` |
 | ``GET``, ``PUT``, ``POST``, ``DELETE`` ``faults`` | read, replace, put before, remove AWS's rules |
-| ``GET launches`` | every launch asked of AWS: type, zone, market, token, outcome |
+| ``GET``, ``PUT``, ``POST``, ``DELETE`` ``faults/gcp`` | the same for Google Cloud's |
+| ``GET launches`` | every launch asked of AWS and Google Cloud: type, zone, market, token, outcome |
 | ``POST take`` ``{"cloud": "aws", "id": null}`` | take a machine away, the newest by default |
-| ``POST notice`` ``{"seconds": 120, "id": null}`` | spot notice now, the machine goes after ``seconds`` |
+| ``POST notice`` ``{"seconds": null, "id": null, "cloud": "aws"}`` | spot notice, the machine goes after ``seconds`` |
 | ``POST stock`` ``[{"region": .., "gpu": .., "idle": ..}]`` | set AutoDL's idle cards |
+| ``POST quotas`` ``[{"metric": .., "region": .., "limit": ..}]`` | set Google Cloud's quotas |
 | ``POST metadata/<id>`` ``{"status": 503, "seconds": 40}`` | break a metadata endpoint for a while |
-| ``POST metadata/<id>`` ``{"rebalance": true}`` | recommend to move |
+| ``POST metadata/<id>`` ``{"rebalance": true}`` | recommend to move; at Google Cloud: announce maintenance |
 | ``POST machines/<id>/reboot`` | press the reset button |
 | ``POST machines/<id>/kill`` | pull the plug behind the cloud's back |
 | ``GET machines/<id>/console`` | the console log, as text |
@@ -30,17 +32,22 @@ from werkzeug.routing import Map, Rule
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 from werkzeug.wrappers import Request, Response
 
+from provisioner.sandbox.gce_metadata import GceMetadata
+from provisioner.sandbox.scenario import Quota
+
 if TYPE_CHECKING:
     from provisioner.sandbox.server import Sandbox
 
 _URLS = Map(
     [
         Rule("/state", endpoint="state", methods=["GET"]),
-        Rule("/faults", endpoint="faults", methods=["GET", "PUT", "POST", "DELETE"]),
+        Rule("/faults", endpoint="faults", defaults={"cloud": "aws"}, methods=["GET", "PUT", "POST", "DELETE"]),
+        Rule("/faults/<cloud>", endpoint="faults", methods=["GET", "PUT", "POST", "DELETE"]),
         Rule("/launches", endpoint="launches", methods=["GET"]),
         Rule("/take", endpoint="take", methods=["POST"]),
         Rule("/notice", endpoint="notice", methods=["POST"]),
         Rule("/stock", endpoint="stock", methods=["POST"]),
+        Rule("/quotas", endpoint="quotas", methods=["POST"]),
         Rule("/metadata/<machine_id>", endpoint="metadata", methods=["POST"]),
         Rule("/machines/<machine_id>/reboot", endpoint="reboot", methods=["POST"]),
         Rule("/machines/<machine_id>/kill", endpoint="kill", methods=["POST"]),
@@ -100,10 +107,10 @@ class Control:
         return _json(self._sandbox.state())
 
     def _launches(self, _: Request) -> Response:
-        return _json(self._sandbox.aws.faults.log())
+        return _json(self._sandbox.launches())
 
-    def _faults(self, request: Request) -> Response:
-        faults = self._sandbox.aws.faults
+    def _faults(self, request: Request, cloud: str) -> Response:
+        faults = self._sandbox.faults(cloud)
         if request.method == "PUT":
             faults.set(_body(request, list))
         elif request.method == "POST":
@@ -118,21 +125,29 @@ class Control:
 
     def _notice(self, request: Request) -> Response:
         body = _body(request, dict)
-        return _json({"id": self._sandbox.notice(float(body.get("seconds", 120)), body.get("id"))})
+        seconds = body.get("seconds")
+        given = None if seconds is None else float(seconds)
+        return _json({"id": self._sandbox.notice(given, body.get("id"), body.get("cloud", "aws"))})
 
     def _stock(self, request: Request) -> Response:
         self._sandbox.set_stock(_body(request, list))
         return _json({})
 
+    def _quotas(self, request: Request) -> Response:
+        for row in _body(request, list):
+            quota = Quota.model_validate(row)
+            self._sandbox.gcp.set_quota(quota.metric, quota.limit, quota.region)
+        return _json({})
+
     def _metadata(self, request: Request, machine_id: str) -> Response:
         body = _body(request, dict)
-        metadata = self._sandbox.aws.metadata(machine_id)
+        metadata = self._sandbox.metadata(machine_id)
         if metadata is None:
             raise LookupError(machine_id)
         if "status" in body:
             metadata.break_down(int(body["status"]), float(body.get("seconds", 0)))
         if body.get("rebalance"):
-            metadata.rebalance()
+            metadata.maintain() if isinstance(metadata, GceMetadata) else metadata.rebalance()
         return _json({"url": metadata.url})
 
     def _reboot(self, _: Request, machine_id: str) -> Response:

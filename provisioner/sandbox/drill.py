@@ -36,7 +36,7 @@ CANNOT_PROVE = (
     "real capacity, prices and quotas",
     "how long a real machine takes to boot",
     "a real GPU and its driver",
-    "the network between AutoDL and AWS",
+    "the network between the clouds",
 )
 
 
@@ -67,7 +67,8 @@ class Drill:
     def run(self) -> dict[str, Any]:
         """Play the scenario and return the report. Raises FailoverError when the drill itself cannot be held."""
         with self._folder() as folder, open_box(folder / "cloud", self.scenario) as box:
-            self.say(f"cloud in a box: AutoDL at {box.autodl}, AWS at {box.aws}; files in {folder}")
+            self.say(f"cloud in a box: AutoDL at {box.autodl}, AWS at {box.aws}, Google Cloud at {box.gcp}")
+            self.say(f"files in {folder}")
             reference = _Reference(folder / "reference")
             environ = box.environ(os.environ, state=folder / "state", provider=self.provider)
             report = self._controller(self.write_config(folder, box), environ, self.say)

@@ -9,30 +9,21 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+from werkzeug.serving import BaseWSGIServer, make_server
 
 from provisioner.sandbox import view, wire
 from provisioner.sandbox.faults import Call, Fault, Faults, message
 from provisioner.sandbox.machines import Machines
 from provisioner.sandbox.metadata import Metadata
-from provisioner.sandbox.wire import ACCOUNT, LAUNCHES, Answer, Environ, StartResponse
+from provisioner.sandbox.wire import ACCOUNT, LAUNCHES, Answer, Environ, Handler, StartResponse
 
 _UNBOUND = {"RequestLimitExceeded", "UnauthorizedOperation", "AuthFailure", "Unavailable", "InternalError"}
 """Refusals that come before EC2 looks at the client token."""
-
-
-class _Handler(WSGIRequestHandler):
-    """Keeps connections open, and keeps quiet."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - the base class names it
-        """Say nothing: the launch log has what matters."""
 
 
 @dataclass(slots=True)
@@ -78,7 +69,7 @@ class AwsEmulator:
 
     def start(self) -> str:
         """Serve on a free loopback port; return the endpoint URL. moto is loaded by the first request, or preload."""
-        self._server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=_Handler)
+        self._server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=Handler)
         threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="aws", daemon=True
         ).start()
@@ -385,9 +376,21 @@ class AwsEmulator:
             self._switch_off(instance.id)
         self._tokens.clear()
         self.faults.clear()
+        self.set_quotas({})
         from moto.moto_api._internal.models import moto_api_backend
 
         moto_api_backend.reset()
+
+    def set_quotas(self, vcpus: Mapping[str, float]) -> None:
+        """Set the account's vCPU quotas by code, in every region. They are told, not enforced: that is for the rules.
+
+        Without one, Service Quotas does not know it.
+        """
+        self._moto()
+        from provisioner.sandbox import fidelity
+
+        fidelity.quotas.clear()
+        fidelity.quotas.update(vcpus)
 
     def _later(self, delay_s: float, action: Callable[[], None]) -> None:
         def run() -> None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from provisioner.errors import ConfigError
 from provisioner.sandbox.faults import Fault
+from provisioner.sandbox.gce_faults import GceFault
 
 _LOG = logging.getLogger(__name__)
 _LOOK_S = 0.1
@@ -60,6 +61,23 @@ class AwsScene(_Part):
     end: Seconds = 0.3
 
 
+class Quota(_Part):
+    """A quota of Google Cloud. Without a region it is the project's, e.g. ``GPUS_ALL_REGIONS``."""
+
+    metric: str
+    limit: float = Field(ge=0)
+    region: str = ""
+
+
+class GcpScene(_Part):
+    """Google Cloud at the beginning; times as for AWS. Quotas that are not named are plenty."""
+
+    faults: tuple[GceFault, ...] = ()
+    quotas: tuple[Quota, ...] = ()
+    boot: Seconds = 1.0
+    end: Seconds = 0.3
+
+
 class When(_Part):
     """When something happens: ``after`` the start, or when the node of an epoch reports a step. Both: the later one."""
 
@@ -80,13 +98,14 @@ class When(_Part):
 class TakeMachine(_Part):
     """Whose newest machine goes."""
 
-    cloud: Literal["autodl", "aws"]
+    cloud: Literal["autodl", "aws", "gcp"]
 
 
 class Notice(_Part):
-    """Spot notice for the newest AWS machine, which goes ``seconds`` later."""
+    """Spot notice for a cloud's newest machine, which goes ``seconds`` later: by default what the cloud gives."""
 
-    seconds: Seconds = 120.0
+    cloud: Literal["aws", "gcp"] = "aws"
+    seconds: Seconds | None = None
 
 
 class Do(_Part):
@@ -94,6 +113,7 @@ class Do(_Part):
 
     stock: Literal["zero"] | tuple[Stock, ...] | None = None
     faults: tuple[Fault, ...] | None = None
+    gcp_faults: tuple[GceFault, ...] | None = None
     take_machine: TakeMachine | None = None
     notice: Notice | None = None
 
@@ -118,6 +138,7 @@ class Scenario(_Part):
     description: str = ""
     autodl: AutodlScene = AutodlScene()
     aws: AwsScene = AwsScene()
+    gcp: GcpScene = GcpScene()
     events: tuple[Event, ...] = ()
     expect: Expect = Expect()
     config: dict[str, Any] = Field(default_factory=dict)
@@ -169,12 +190,13 @@ class Theatre(Protocol):
     """What a scenario acts on: the sandbox."""
 
     aws: Any
+    gcp: Any
 
     def take(self, cloud: str, machine_id: str | None = None) -> str:
         """Take a machine away."""
         ...
 
-    def notice(self, seconds: float, machine_id: str | None = None) -> str:
+    def notice(self, seconds: float | None, machine_id: str | None = None, cloud: str = "aws") -> str:
         """Give the spot notice."""
         ...
 
@@ -200,6 +222,9 @@ class Stage:
         """Set the scene; play the events in the background."""
         self._started = time.monotonic()
         self._theatre.aws.faults.set(self._scenario.aws.faults)
+        self._theatre.gcp.faults.set(self._scenario.gcp.faults)
+        for quota in self._scenario.gcp.quotas:
+            self._theatre.gcp.set_quota(quota.metric, quota.limit, quota.region)
         if self._scenario.autodl.stock is not None:
             self._theatre.set_stock([stock.model_dump() for stock in self._scenario.autodl.stock])
         if self._left:
@@ -250,11 +275,13 @@ class Stage:
             self._theatre.set_stock([] if do.stock == "zero" else [stock.model_dump() for stock in do.stock])
         if do.faults is not None:
             self._theatre.aws.faults.set(do.faults)
+        if do.gcp_faults is not None:
+            self._theatre.gcp.faults.set(do.gcp_faults)
         try:
             if do.take_machine is not None:
                 machine = self._theatre.take(do.take_machine.cloud)
             if do.notice is not None:
-                machine = self._theatre.notice(do.notice.seconds)
+                machine = self._theatre.notice(do.notice.seconds, cloud=do.notice.cloud)
         except LookupError:
             return False
         done = do.model_dump(mode="json", exclude_none=True, exclude_defaults=True)

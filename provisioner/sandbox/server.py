@@ -16,11 +16,19 @@ from typing import Any
 from provisioner.sandbox.autodl.box import Box, open_box
 from provisioner.sandbox.control import Control
 from provisioner.sandbox.ec2 import AwsEmulator
+from provisioner.sandbox.faults import Faults
+from provisioner.sandbox.gce import GceEmulator
+from provisioner.sandbox.gce_faults import GceFaults
+from provisioner.sandbox.gce_metadata import GceMetadata
 from provisioner.sandbox.machines import Machines
+from provisioner.sandbox.metadata import Metadata
 from provisioner.sandbox.scenario import Scenario, Stage
 
 FILE = "sandbox.json"
 REGION = "us-east-1"
+PROJECT = "sandbox-project"
+_NOTICE_S = {"aws": 120.0, "gcp": 30.0}
+"""What a cloud gives between the notice and the end of a spot machine, in seconds."""
 
 
 class Sandbox:
@@ -32,8 +40,9 @@ class Sandbox:
         self.scenario = scenario or Scenario(name="empty")
         self.machines = Machines(self.directory / "machines")
         self._access_key = "AKIA" + secrets.token_hex(8).upper()
-        timing = self.scenario.aws
-        self.aws = AwsEmulator(self.machines, boot_s=timing.boot, end_s=timing.end, launch_key=self._access_key)
+        aws, gcp = self.scenario.aws, self.scenario.gcp
+        self.aws = AwsEmulator(self.machines, boot_s=aws.boot, end_s=aws.end, launch_key=self._access_key)
+        self.gcp = GceEmulator(self.machines, project=PROJECT, boot_s=gcp.boot, end_s=gcp.end)
         self.autodl: Box | None = None
         self._control = Control(self)
         self._stage: Stage | None = None
@@ -42,7 +51,7 @@ class Sandbox:
     def start(self) -> dict[str, Any]:
         """Open the ports and return (and write, 0600) where they are. moto goes on loading behind its port."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        aws = self.aws.start()
+        aws, gcp = self.aws.start(), self.gcp.start()
         self.autodl = open_box(self.machines, self.directory)
         control = self._control.start()
         env = {
@@ -52,9 +61,10 @@ class Sandbox:
             "AWS_REGION": REGION,
             "AWS_DEFAULT_REGION": REGION,
             "AWS_EC2_METADATA_DISABLED": "true",
+            **self.gcp.env(),
         }
         env["AUTODL_TOKEN"] = self.autodl.token
-        ready = {"autodl": self.autodl.url, "aws": aws, "control": control, "pid": os.getpid(), "env": env}
+        ready = {"autodl": self.autodl.url, "aws": aws, "gcp": gcp, "control": control, "pid": os.getpid(), "env": env}
         self._started_at = time.time()
         self._stage = Stage(self, self.scenario)
         self._stage.start()
@@ -66,9 +76,8 @@ class Sandbox:
         """Kill every machine and close every port."""
         if self._stage is not None:
             self._stage.stop()
-        threads = [
-            threading.Thread(target=stop) for stop in (self.machines.stop_all, self._control.stop, self.aws.stop)
-        ]
+        stops = (self.machines.stop_all, self._control.stop, self.aws.stop, self.gcp.stop)
+        threads = [threading.Thread(target=stop) for stop in stops]
         if self.autodl is not None:
             threads.append(threading.Thread(target=self.autodl.stop))
         for thread in threads:
@@ -93,15 +102,39 @@ class Sandbox:
         machine_id = machine_id or self.newest(cloud)
         if _cloud_of(machine_id) == "aws":
             self.aws.take(machine_id)
+        elif _cloud_of(machine_id) == "gcp":
+            self.gcp.take(machine_id)
         elif self.autodl is not None:
             self.autodl.take(machine_id)
         return machine_id
 
-    def notice(self, seconds: float, machine_id: str | None = None) -> str:
-        """Give an AWS machine the spot notice and take it away ``seconds`` later; return its id. Raises LookupError."""
-        machine_id = machine_id or self.newest("aws")
-        self.aws.interrupt(machine_id, seconds)
+    def notice(self, seconds: float | None, machine_id: str | None = None, cloud: str = "aws") -> str:
+        """Give a spot machine its notice and take it away ``seconds`` later; return its id. Raises LookupError.
+
+        Without ``seconds`` it is what the cloud gives: 120 at AWS, 30 at Google Cloud.
+        """
+        machine_id = machine_id or self.newest(cloud)
+        cloud = _cloud_of(machine_id)
+        if cloud not in _NOTICE_S:
+            raise LookupError(f"{cloud} gives no notice")
+        emulator = self.gcp if cloud == "gcp" else self.aws
+        emulator.interrupt(machine_id, _NOTICE_S[cloud] if seconds is None else seconds)
         return machine_id
+
+    def metadata(self, machine_id: str) -> Metadata | GceMetadata | None:
+        """Return the metadata endpoint of a running machine of AWS or Google Cloud."""
+        if _cloud_of(machine_id) == "gcp":
+            return self.gcp.metadata(machine_id)
+        return self.aws.metadata(machine_id)
+
+    def faults(self, cloud: str) -> Faults | GceFaults:
+        """Return the rules of a cloud. Raises LookupError."""
+        return {"aws": self.aws.faults, "gcp": self.gcp.faults}[cloud]
+
+    def launches(self) -> list[dict[str, Any]]:
+        """Return every launch asked of AWS and Google Cloud, oldest first."""
+        found = [{"cloud": "aws", **launch} for launch in self.aws.faults.log()] + self.gcp.faults.log()
+        return sorted(found, key=lambda launch: float(launch["time"]))
 
     def set_stock(self, stock: list[dict[str, Any]]) -> None:
         """Set AutoDL's idle cards."""
@@ -109,8 +142,8 @@ class Sandbox:
             self.autodl.set_stock(stock)
 
     def state(self) -> dict[str, Any]:
-        """Return what both clouds hold, which machines run, and what is left of ours."""
-        aws = self.aws.state()
+        """Return what the clouds hold, which machines run, and what is left of ours."""
+        aws, gcp = self.aws.state(), self.gcp.state()
         autodl = self.autodl.state() if self.autodl is not None else {}
         live = [{"id": machine_id, "cloud": _cloud_of(machine_id)} for machine_id in self.machines.live()]
         return {
@@ -118,11 +151,13 @@ class Sandbox:
             "started_at": self._started_at,
             "machines": live,
             "aws": aws,
+            "gcp": gcp,
             "autodl": autodl,
             "faults": self.aws.faults.rules(),
-            "launches": self.aws.faults.log(),
+            "gcp_faults": self.gcp.faults.rules(),
+            "launches": self.launches(),
             "events": self._stage.log() if self._stage is not None else [],
-            "left": _left(aws, autodl, live),
+            "left": _left(aws, autodl, gcp, live),
         }
 
     def reset(self) -> None:
@@ -130,6 +165,7 @@ class Sandbox:
         if self._stage is not None:
             self._stage.stop()
         self.aws.reset()
+        self.gcp.reset()
         if self.autodl is not None:
             self.autodl.reset()
         self.machines.stop_all()
@@ -139,10 +175,11 @@ class Sandbox:
 
 
 def _cloud_of(machine_id: str) -> str:
-    return "aws" if machine_id.startswith("i-") else "autodl"
+    prefixes = {"i-": "aws", "gce-": "gcp"}
+    return next((cloud for prefix, cloud in prefixes.items() if machine_id.startswith(prefix)), "autodl")
 
 
-def _left(aws: dict[str, Any], autodl: dict[str, Any], live: list[dict[str, str]]) -> list[str]:
+def _left(aws: dict[str, Any], autodl: dict[str, Any], gcp: dict[str, Any], live: list[dict[str, str]]) -> list[str]:
     """List what a job should have taken away with it."""
     left = [f"{machine['cloud']}/machine/{machine['id']}" for machine in live]
     running = {machine["id"] for machine in live}
@@ -154,7 +191,18 @@ def _left(aws: dict[str, Any], autodl: dict[str, Any], live: list[dict[str, str]
     left += [f"aws/spot-request/{r['id']}" for r in aws["spot_requests"] if r["state"] in ("open", "active")]
     kinds = {"templates": "launch-template", "roles": "role", "instance_profiles": "instance-profile"}
     left += [f"aws/{word}/{name}" for kind, word in kinds.items() for name in aws[kind]]
-    return left + [f"aws/security-group/{name}" for name in aws["security_groups"]]
+    left += [f"aws/security-group/{name}" for name in aws["security_groups"]]
+    return left + _left_at_google(gcp, running)
+
+
+def _left_at_google(gcp: dict[str, Any], running: set[str]) -> list[str]:
+    """List what is left at Google Cloud. A machine that is off keeps its name and its disk, so it counts."""
+    off = [one for one in gcp["instances"] if one["id"] not in running and one["state"] != "STOPPING"]
+    left = [f"gcp/instance/{one['zone']}/{one['name']}" for one in off]
+    kinds = {"disks": "disk", "networks": "network", "subnetworks": "subnetwork", "firewalls": "firewall"}
+    kinds["service_accounts"] = "service-account"
+    left += [f"gcp/{word}/{name}" for kind, word in kinds.items() for name in gcp[kind]]
+    return left + [f"gcp/binding/{one['on']} {one['role']} {one['member']}" for one in gcp["bindings"]]
 
 
 def _write_private(path: Path, text: str) -> None:

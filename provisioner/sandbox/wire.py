@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
 
+from werkzeug.serving import WSGIRequestHandler
+
 from provisioner.sandbox.faults import Call, error_body
 
 ACCOUNT = "123456789012"
@@ -21,6 +23,15 @@ Answer = tuple[str, list[tuple[str, str]], bytes]
 """Status line, headers, body."""
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
+
+
+class Handler(WSGIRequestHandler):
+    """Keeps connections open, and keeps quiet."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - the base class names it
+        """Say nothing: the launch log has what matters."""
 
 
 def read(environ: Environ) -> tuple[Call, dict[str, str], str]:
