@@ -155,7 +155,7 @@ class Faults:
 def error_body(service: str, code: str, text: str) -> tuple[str, bytes]:
     """Return content type and body of an error as the service spells it."""
     request_id = str(uuid.uuid4())
-    if service == "ssm":
+    if service in {"ssm", "servicequotas"}:
         return "application/x-amz-json-1.1", f'{{"__type": "{code}", "message": "{text}"}}'.encode()
     if service == "s3":
         xml = f"<Error><Code>{code}</Code><Message>{escape(text)}</Message><RequestId>{request_id}</RequestId></Error>"

@@ -21,6 +21,8 @@ from moto.ec2.models.launch_templates import LaunchTemplateVersion
 from moto.ec2.models.spot_requests import SpotInstanceRequest, SpotRequestBackend
 from moto.ec2.responses.instances import InstanceResponse
 from moto.ec2.utils import convert_tag_spec, random_spot_request_id
+from moto.servicequotas.models import ServiceQuotasBackend
+from moto.servicequotas.responses import ServiceQuotasResponse
 from moto.ssm.models import Parameter, ParameterDict
 
 PENDING, RUNNING, SHUTTING_DOWN, TERMINATED, STOPPED = 0, 16, 32, 48, 80
@@ -50,6 +52,9 @@ class Observer(Protocol):
         """Take note of a reset."""
 
 
+quotas: dict[str, float] = {}
+"""Quotas of the account in every region: vCPUs by code. What is not in here, Service Quotas does not know."""
+
 _observer: Observer | None = None
 _installed = False
 
@@ -76,6 +81,7 @@ def install(observer: Observer) -> None:
     _patch_launch()
     _patch_life()
     _patch_image()
+    _patch_quotas()
 
 
 def _tell(event: str, instance: Any) -> None:
@@ -286,3 +292,17 @@ def _patch_image() -> None:
             )
 
     ParameterDict._check_loading_status = status  # noqa: SLF001
+
+
+def _patch_quotas() -> None:
+    """Let Service Quotas know EC2's, which moto does not."""
+    get = ServiceQuotasBackend.get_service_quota
+
+    def quota(self: Any, service_code: str, quota_code: str) -> dict[str, Any]:
+        if service_code != "ec2" or quota_code not in quotas:
+            found: dict[str, Any] = get(self, service_code, quota_code)
+            return found
+        return {"ServiceCode": "ec2", "QuotaCode": quota_code, "Value": quotas[quota_code], "Unit": "None"}
+
+    ServiceQuotasBackend.get_service_quota = quota
+    ServiceQuotasResponse.get_aws_default_service_quota = ServiceQuotasResponse.get_service_quota
