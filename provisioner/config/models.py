@@ -12,9 +12,13 @@ from provisioner.config.names import (
     AutodlGpu,
     AutodlRegion,
     AwsRegion,
+    AwsZone,
     Cidr,
+    Country,
     GcpMachineType,
     GcpRegion,
+    GcpZone,
+    GpuModel,
     GpuName,
     ImageUuid,
     InstanceType,
@@ -43,6 +47,33 @@ def _empty_block(value: Any) -> Any:
     if isinstance(value, dict) and list(value.values()) == [None]:
         return {name: {} for name in value}
     return value
+
+
+class EstimateConfig(Section):
+    """How long the job is, as far as it is known. The planner reckons with it what an offer costs to the end."""
+
+    time: Duration | None = Field(
+        default=None,
+        description="Training from beginning to end on machines with the card `on`, without any stop. Left out, 10 h "
+        "are taken to compare offers, and no offer is passed over for its cost or its time.",
+        examples=["36h"],
+    )
+    on: GpuModel = Field(default="T4", description="The card that `time` was measured or guessed for.")
+    speeds: dict[GpuName, Annotated[float, Field(gt=0, le=1000)]] = Field(
+        default_factory=dict,
+        description="Measured speeds: how many times as fast as `on` the job trains on other cards. What is not "
+        "listed is reckoned from the cards' FP16 TFLOPS and memory bandwidth.",
+        examples=[{"L4": 1.6}],
+    )
+    compute_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.5,
+        description="Share of the time on the card `on` that waits for arithmetic; the rest waits for memory.",
+    )
+    checkpoint_gb: Annotated[float, Field(ge=0, le=100000)] | None = Field(
+        default=None,
+        description="Size of a checkpoint in GB, for what leaves a cloud. Left out, no such cost is counted.",
+        examples=[2.5],
+    )
 
 
 class JobConfig(Section):
@@ -100,6 +131,7 @@ class JobConfig(Section):
         description="The last step. A command that exits with 0 before it was told to stop, and is run again.",
         examples=[100],
     )
+    estimate: EstimateConfig = Field(default_factory=EstimateConfig, description="How long it is, for the planner.")
 
 
 class ResourcesConfig(Section):
@@ -126,6 +158,25 @@ class ResourcesConfig(Section):
         description='CUDA version that the job is built with, in quotes: `"12.4"`. Cards that it cannot serve are '
         "passed over.",
     )
+    driver: Annotated[int, Field(ge=300, le=999)] | None = Field(
+        default=None,
+        description="Branch of NVIDIA's driver in the machine image, as 580. Cards that it does not serve are passed "
+        "over.",
+        examples=[580],
+    )
+    countries: Names[Country] = Field(
+        default=(),
+        description="Countries that the job may run in, by their ISO codes of two letters; `[]` takes every one. "
+        "AutoDL is in China (`CN`).",
+        examples=[["US", "DE"]],
+    )
+
+
+class PrepaidConfig(Section):
+    """Prices of AutoDL's prepaid plans for your card, as its console shows them: its API tells none and sells none."""
+
+    week: Amount | None = Field(default=None, description="Price of seven days.", examples=["280 CNY"])
+    month: Amount | None = Field(default=None, description="Price of 30 days.", examples=["1100 CNY"])
 
 
 class AutodlConfig(Section):
@@ -156,6 +207,10 @@ class AutodlConfig(Section):
         default=None, description="Most that the machine may cost in an hour.", examples=["5 CNY"]
     )
     base_url: TokenUrl = Field(default="https://api.autodl.com", description="Address of the developer API.")
+    prepaid: PrepaidConfig = Field(
+        default_factory=PrepaidConfig,
+        description="Prepaid plans, which `failover plan` compares with pay-as-you-go.",
+    )
 
 
 class PrimaryConfig(Section):
@@ -170,6 +225,11 @@ class AwsConfig(Section):
     regions: Annotated[tuple[AwsRegion, ...], Field(min_length=1, strict=False)] = Field(
         description="Regions to try. Every zone of each is tried.", examples=[["us-east-1"]]
     )
+    zones: Names[AwsZone] = Field(
+        default=(),
+        description="Zones to try, where only some will do; `[]` takes every zone of the regions.",
+        examples=[["us-east-1a"]],
+    )
     instance_types: Names[InstanceType] = Field(
         default=(),
         description="Machine types; `[]` takes any with the right card and number of cards.",
@@ -177,8 +237,8 @@ class AwsConfig(Section):
     )
     market: MarketChoice = Field(
         default="spot-then-on-demand",
-        description="`spot-then-on-demand` tries a type's spot market in every zone, then the same type on demand, "
-        "and then the next dearer type.",
+        description="`spot-then-on-demand` tries both, in the order of what the job is expected to cost on them to its "
+        "end: as a rule spot machines first.",
     )
     max_price: Amount | None = Field(
         default=None,
@@ -215,6 +275,11 @@ class GcpConfig(Section):
     ] = Field(description="Project id.", examples=["my-project"])
     regions: Annotated[tuple[GcpRegion, ...], Field(min_length=1, strict=False)] = Field(
         description="Regions to try. Every zone of each is tried.", examples=[["us-central1"]]
+    )
+    zones: Names[GcpZone] = Field(
+        default=(),
+        description="Zones to try, where only some will do; `[]` takes every zone of the regions.",
+        examples=[["us-central1-a"]],
     )
     machine_types: Names[GcpMachineType] = Field(
         default=(),
@@ -285,6 +350,12 @@ class FallbackConfig(Section):
 
 class PolicyConfig(Section):
     """Limits, and how patient the controller is."""
+
+    order: Literal["listed", "cost"] = Field(
+        default="listed",
+        description="`listed`: the entries of `fallback` are tried one after the other, each by expected cost. `cost`: "
+        "the offers of all of them together by expected cost. The primary comes first either way.",
+    )
 
     budget: Amount | None = Field(
         default=None,

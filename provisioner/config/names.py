@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator
 
 from provisioner import catalog
+from provisioner.catalog import geography
 from provisioner.config.values import matching, mistake, short
 
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -55,6 +56,21 @@ def _gpu(name: str) -> str:
     return ours
 
 
+def _gpu_model(name: str) -> str:
+    ours = _gpu(name)
+    if catalog.card(ours) is None:
+        sizes = " or ".join(one for one in catalog.gpu_names() if one != ours and catalog.matches([ours], one))
+        raise mistake(f"{short(name)} is sold in several sizes", f"write {sizes}")
+    return ours
+
+
+def _country(code: str) -> str:
+    if code.upper() not in geography.countries():
+        known = ", ".join(geography.countries())
+        raise mistake(f"no cloud here has a region in {short(code)}", f"write ISO codes of two letters: {known}")
+    return code.upper()
+
+
 def _some_gpus() -> str:
     return "write names such as T4, L4, A10G, V100, A100, H100, RTX 4090"
 
@@ -87,6 +103,17 @@ def _aws_region(region: str) -> str:
     )
 
 
+def _gcp_region(region: str) -> str:
+    known = catalog.regions("gcp")
+    if region in known:
+        return region
+    place, _, letter = region.rpartition("-")
+    if place in known and len(letter) == 1:
+        raise mistake(f"{short(region)} is a zone", f"write its region, {place}: every zone of it is tried")
+    advice = did_you_mean(region, known) or "write one such as us-central1"
+    raise mistake(f"Google Cloud has no region {short(region)}", advice)
+
+
 def _autodl_region(region: str) -> str:
     if region in catalog.AUTODL_REGIONS:
         return region
@@ -100,6 +127,23 @@ def _instance_type(name: str) -> str:
         return name
     advice = did_you_mean(name, catalog.instance_types()) or "write one such as g4dn.xlarge, or [] for any that fits"
     raise mistake(f"AWS has no GPU machine type {short(name)} (catalog of {catalog.snapshot()})", advice)
+
+
+def _gcp_machine_type(name: str) -> str:
+    """Check a type of Google Cloud. The card of an n1 machine may be spelled as people do: it becomes our name."""
+    host, plus, cards = name.partition("+")
+    count, _, card = cards.partition("x")
+    full = f"{host}+{count}x{catalog.canonical(card) or card}" if plus else name
+    known = catalog.instance_types("gcp")
+    if full in known:
+        return full
+    what = f"Google Cloud has no GPU machine type {short(name)} (catalog of {catalog.snapshot('gcp')})"
+    if plus and host in known:
+        fitting = [one.partition("+")[2] for one in catalog.gcp_machine_types([host]) if "+" in one]
+        if not fitting:
+            raise mistake(f"{host} comes with its cards", f"write {host}")
+        raise mistake(f"{host} cannot carry {short(cards)}", f"it carries {', '.join(fitting)}")
+    raise mistake(what, did_you_mean(full, known) or "write one such as g2-standard-4, or n1-standard-8+1xT4")
 
 
 def _cidr(text: str) -> str:
@@ -161,16 +205,14 @@ def _image(text: str) -> str:
 
 AwsRegion = Annotated[str, AfterValidator(_aws_region)]
 AutodlRegion = Annotated[str, AfterValidator(_autodl_region)]
-GcpRegion = Annotated[str, matching(r"[a-z]+-[a-z]+[0-9]+", "is not a GCP region", "write one such as us-central1")]
-GcpMachineType = Annotated[
-    str,
-    matching(
-        r"[a-z][a-z0-9]*-[a-z0-9]+(-[a-z0-9]+)*(\+[1-9][0-9]?x[A-Za-z0-9][A-Za-z0-9 -]*)?",
-        "is not a machine type of Google Cloud",
-        "write one such as g2-standard-4, or n1-standard-8+1xT4",
-    ),
-]
+GcpRegion = Annotated[str, AfterValidator(_gcp_region)]
+GcpMachineType = Annotated[str, AfterValidator(_gcp_machine_type)]
+AwsZone = Annotated[str, matching(r"[a-z]+(-[a-z]+)+-[0-9][a-z]", "is not a zone", "write one such as us-east-1a")]
+GcpZone = Annotated[str, matching(r"[a-z]+-[a-z]+[0-9]+-[a-z]", "is not a zone", "write one such as us-central1-a")]
 GpuName = Annotated[str, AfterValidator(_gpu)]
+GpuModel = Annotated[str, AfterValidator(_gpu_model)]
+"""A card of one memory size, not a group such as ``A100``."""
+Country = Annotated[str, AfterValidator(_country)]
 AutodlGpu = Annotated[str, AfterValidator(_autodl_gpu)]
 InstanceType = Annotated[str, AfterValidator(_instance_type)]
 MachineImage = Annotated[

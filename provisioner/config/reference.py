@@ -15,23 +15,27 @@ from provisioner.config.models import (
     AutodlConfig,
     AwsConfig,
     Config,
+    EstimateConfig,
     FallbackConfig,
     GcpConfig,
     JobConfig,
     LocalConfig,
     PolicyConfig,
+    PrepaidConfig,
     PrimaryConfig,
     ResourcesConfig,
 )
 
 _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("job", JobConfig),
+    ("job.estimate", EstimateConfig),
     ("resources", ResourcesConfig),
     ("checkpoint", CheckpointConfig),
     ("checkpoint.keep_best", KeepBestConfig),
     ("checkpoint.replicas[]", StoreConfig),
     ("primary", PrimaryConfig),
     ("primary.autodl", AutodlConfig),
+    ("primary.autodl.prepaid", PrepaidConfig),
     ("fallback[]", FallbackConfig),
     ("fallback[].aws", AwsConfig),
     ("fallback[].gcp", GcpConfig),
@@ -57,27 +61,30 @@ _INTRODUCTION = """\
 - **Secrets** are named, never written: each name under `job.secrets` must be set in the environment.
 - **Texts that YAML takes for something else** must be quoted: `"007"`, `"yes"`, `"12.4"`. The error says which.
 - Unknown keys, keys that stand twice, several documents, and files over 1 MiB are refused. Anchors and `<<` work.
-- Lists are tried in the order of prices, not in their own, except `fallback`, whose order is the order of tries.
+- Lists are tried in the order of cost, not in their own, except `fallback`, whose order is the order of tries unless
+  `policy.order` says otherwise.
 """
 
 _RANKING = """\
 ## How machines are ranked
 
 1. The zone that just lost the machine comes last of all.
-2. Places in the order of the file: the primary, then each entry of `fallback`.
-3. Inside a place, the region that just lost the machine comes last.
-4. Machines with a known bound on their price, cheapest first; then those that only `max_price` bounds; then those whose
-   price nobody knows.
-5. Of one machine type, its spot market in every zone, then the same type on demand. A spot price is not known before,
-   but it is at most the on-demand price.
-6. Zones in turn over the regions.
+2. With `policy.deadline` and `job.estimate.time`: what is not expected to make it comes behind what is.
+3. The primary first, then the entries of `fallback` in the order of the file; with `policy.order: cost` the offers of
+   all entries together.
+4. Zones that a cloud named as having room, when it refused the same machine type and market in another.
+5. Inside a place, the region that just lost the machine comes last.
+6. By what the job is expected to cost until it is done; then what only `max_price` bounds; then what nobody knows the
+   price or the speed of. [How that is reckoned](planner.md).
+7. Of equal offers, the region that is nearer to the store.
+8. Zones in turn over the regions.
 
-What a cloud refused is left alone for a time that depends on why, as far as the refusal reaches: one offer, a zone, a
-market of a region, a region, or the account.
+What a cloud refused is left alone for a time that depends on why, as far as the refusal reaches: one offer, a machine
+type in a zone, a zone, what one quota counts, a market of a region, a region, or the account.
 
-Nothing goes over `max_price`. AWS itself holds spot machines to it. The packaged catalog knows on-demand prices of
-us-east-1 and cn-north-1 only; elsewhere an on-demand machine is passed over when there is a `max_price`, since it could
-not be kept. `failover plan` shows the ranking with its reasons.
+Nothing goes over `max_price`. AWS itself holds spot machines to it. Where the catalog knows no on-demand price, the
+machine is passed over when there is a `max_price`, since it could not be kept. `failover plan` shows the ranking with
+its reasons, `failover plan --why CLOUD/ZONE/TYPE` one offer with its numbers.
 """
 
 
@@ -111,7 +118,9 @@ def _meaning(field: FieldInfo) -> str:
     if isinstance(example, list):
         example = f"[{', '.join(example)}]"
     if isinstance(example, dict):
-        example = ", ".join(f'{key}: "{value}"' for key, value in example.items())
+        example = ", ".join(
+            f'{key}: "{one}"' if isinstance(one, str) else f"{key}: {one}" for key, one in example.items()
+        )
     return f"{text} Example: `{example}`."
 
 
@@ -119,7 +128,7 @@ def _default(model: type[BaseModel], name: str, field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     if field.default_factory is not None:
-        return "its defaults" if model is Config else "none"
+        return "none" if field.default_factory is dict else "its defaults"
     value = model.model_construct().model_dump(mode="json", include={name}, warnings=False)[name]
     if value is None:
         return "none"
@@ -144,7 +153,7 @@ def _kinds(schema: dict[str, Any], root: dict[str, Any]) -> Iterator[str]:
     elif schema.get("type") == "array":
         yield "list of " + " or ".join(f"{kind}s" for kind in dict.fromkeys(_kinds(schema.get("items", {}), root)))
     elif schema.get("type") == "object":
-        yield "`NAME: text`"
+        yield f"`NAME: {next(_kinds(schema.get('additionalProperties', {'type': 'string'}), root))}`"
     else:
         yield _plain_kind(schema)
 

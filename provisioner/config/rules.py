@@ -7,7 +7,7 @@ from pathlib import Path
 
 from provisioner import catalog
 from provisioner.config.mistakes import Loc
-from provisioner.config.models import AutodlConfig, Config
+from provisioner.config.models import AutodlConfig, AwsConfig, Config, GcpConfig
 from provisioner.config.names import is_loopback
 from provisioner.config.stores import Finding, Machines, store_findings
 from provisioner.config.values import duration_text, short
@@ -21,6 +21,15 @@ def findings(config: Config, environ: Mapping[str, str], directory: Path) -> Ite
     yield from _patience(config)
     if config.primary is not None:
         yield from _autodl(config, config.primary.autodl)
+    for number, entry in enumerate(config.fallback):
+        yield from _zones(("fallback", number, entry.cloud), entry.aws or entry.gcp)
+
+
+def _zones(at: Loc, entry: AwsConfig | GcpConfig | None) -> Iterator[Finding]:
+    for index, zone in enumerate(entry.zones if entry is not None else ()):
+        if not any(zone.startswith(region) for region in entry.regions if entry is not None):
+            message = f"{short(zone)} is in none of the regions of this entry"
+            yield (*at, "zones", index), message, "add its region to regions"
 
 
 def _variables(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:

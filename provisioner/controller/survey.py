@@ -14,6 +14,7 @@ from provisioner.clouds.base import Request
 from provisioner.config import Config, workdir
 from provisioner.controller.directory import JobDirectory, JobRecord, new_uid, state_root
 from provisioner.controller.launch import LINK_S, Launcher, open_job_store, stored_uid
+from provisioner.controller.stores import place, stores
 from provisioner.errors import CloudError, ConfigError, NoOffer
 from provisioner.model import Market, Offer
 from provisioner.terraform.render import NodeSpec, write_stack
@@ -31,7 +32,9 @@ def fallback_names(config: Config) -> list[str]:
     return [name for name in dict.fromkeys(block.cloud for block in config.fallback) if name in known]
 
 
-def survey(config: Config, environ: Mapping[str, str]) -> planner.Plan:
+def survey(
+    config: Config, environ: Mapping[str, str], *, round_trips: Mapping[tuple[str, str], float] | None = None
+) -> planner.Plan:
     """Ask every cloud of the configuration and rank what they offer. A cloud that cannot be asked is passed over."""
     directory = JobDirectory(state_root(environ), config.job.name)
     record = directory.record()
@@ -44,7 +47,8 @@ def survey(config: Config, environ: Mapping[str, str]) -> planner.Plan:
             offers += cloud.offers(request(config))
         except CloudError as error:
             passed.insert(0, planner.PassedOver(name, str(error)))
-    return planner.plan(config, offers, now=time.time(), passed_over=passed)
+    places = [place(store) for store in stores(config.checkpoint, environ)]
+    return planner.plan(config, offers, now=time.time(), passed_over=passed, stores=places, round_trips=round_trips)
 
 
 @dataclass(frozen=True, slots=True)

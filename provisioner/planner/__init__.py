@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from provisioner import catalog
 from provisioner.config import Config
 from provisioner.model import Offer
 from provisioner.planner.blocks import Block, blocks
+from provisioner.planner.expected import Expected, Place, expected
 from provisioner.planner.memory import FailureMemory, Remembered, money_json, offer_json
-from provisioner.planner.rank import PassedOver, Plan, Ranked, rank
+from provisioner.planner.notes import notes
+from provisioner.planner.pools import Pool, Seen, pool
+from provisioner.planner.rank import rank
+from provisioner.planner.ranking import PassedOver, Plan, Ranked
+from provisioner.planner.reasons import account
+from provisioner.planner.terms import Standing, Terms, terms
+from provisioner.planner.work import Work, speed
 
 __all__ = [
     "Block",
+    "Expected",
     "FailureMemory",
     "PassedOver",
+    "Place",
     "Plan",
+    "Pool",
     "Ranked",
     "Remembered",
+    "Seen",
+    "Standing",
+    "Terms",
+    "Work",
     "absent",
+    "account",
     "blocks",
     "catalog_offers",
+    "expected",
     "money_json",
     "offer_json",
     "plan",
+    "pool",
     "rank",
+    "speed",
+    "terms",
 ]
 
 
@@ -36,52 +56,56 @@ def plan(
     now: float = 0.0,
     lost: Offer | None = None,
     passed_over: Sequence[PassedOver] = (),
+    standing: Standing | None = None,
+    stores: Sequence[Place] = (),
+    round_trips: Mapping[tuple[str, str], float] | None = None,
 ) -> Plan:
-    """Rank offers by a configuration. See ``rank`` for the order; ``passed_over`` is added to the plan's own."""
+    """Rank offers by a configuration. See ``rank`` for the order; ``passed_over`` is added to the plan's own.
+
+    ``standing``: where the job stands. ``stores``: where its checkpoints are, its own store first. ``round_trips``:
+    measured milliseconds to regions, by (cloud, region).
+    """
+    made = terms(config, standing=standing, stores=stores, round_trips=round_trips)
     ranked = rank(
         blocks(config),
         offers,
         memory=memory or FailureMemory(),
         now=now,
         lost=lost,
-        usd_cny=config.policy.usd_cny,
+        terms=made,
         passed_over=passed_over,
     )
-    return ranked if config.policy.budget is None else _within_budget(ranked)
-
-
-def _within_budget(plan: Plan) -> Plan:
-    """Pass over what no price and no limit bounds: a budget could not be kept. This machine costs nothing to rent."""
-    reason = "nothing bounds its price, so policy.budget cannot be kept; set max_price"
-    unbounded = [one for one in plan.ranked if one.at_most is None and one.offer.cloud != "local"]
-    ranked = tuple(one for one in plan.ranked if one not in unbounded)
-    passed = (PassedOver(one.offer.key, reason, one.offer) for one in unbounded)
-    return Plan(ranked, (*plan.passed_over, *passed))
+    return replace(ranked, notes=notes(config, made, ranked.ranked))
 
 
 def catalog_offers(config: Config) -> list[Offer]:
-    """List what the packaged catalog offers to the AWS entries of a configuration, without asking AWS."""
-    found: dict[str, Offer] = {}
+    """List what the packaged catalog offers to the entries of a configuration, without asking a cloud."""
+    wanted, found = config.resources, dict[str, Offer]()
     for entry in config.fallback:
+        offers: Iterable[Offer] = ()
         if entry.aws is not None:
             aws = entry.aws
-            offers = catalog.aws_offers(aws.regions, config.resources, aws.instance_types, aws.markets)
-            found.update({offer.key: offer for offer in offers})
+            offers = catalog.aws_offers(aws.regions, wanted, aws.instance_types, aws.markets)
+        elif entry.gcp is not None:
+            gcp = entry.gcp
+            offers = catalog.gcp_offers(gcp.regions, wanted, gcp.machine_types, gcp.markets)
+        found.update({offer.key: offer for offer in offers})
     return list(found.values())
 
 
 def absent(config: Config) -> list[PassedOver]:
     """List what the configuration may have counted on and no cloud offers, each with its reason.
 
-    These are machine types that were named, or have the right card, and clouds that are not in this version.
+    These are machine types that were named, or have the right card.
     """
-    found: dict[tuple[str, str], PassedOver] = {}
-    for index, entry in enumerate(config.fallback):
-        if entry.gcp is not None:
-            name = f"fallback[{index}].gcp"
-            found[name, ""] = PassedOver(name, "Google Cloud is not in this version")
+    wanted, found = config.resources, dict[tuple[str, str], PassedOver]()
+    for entry in config.fallback:
+        missing: Iterable[catalog.Absent] = ()
         if entry.aws is not None:
-            for one in catalog.aws_absent(entry.aws.regions, config.resources, entry.aws.instance_types):
-                subject = "/".join(part for part in ("aws", one.region, one.instance_type) if part)
-                found[subject, one.reason] = PassedOver(subject, one.reason)
+            missing = catalog.aws_absent(entry.aws.regions, wanted, entry.aws.instance_types)
+        elif entry.gcp is not None:
+            missing = catalog.gcp_absent(entry.gcp.regions, wanted, entry.gcp.machine_types)
+        for one in missing:
+            subject = "/".join(part for part in (entry.cloud, one.region, one.instance_type) if part)
+            found[subject, one.reason] = PassedOver(subject, one.reason)
     return list(found.values())

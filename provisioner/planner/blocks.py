@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from provisioner import catalog
-from provisioner.config import Config
+from provisioner.catalog import geography
+from provisioner.config import AwsConfig, Config, GcpConfig
 from provisioner.model import Market, Money, Offer
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One place, and what it takes. Empty ``regions``, ``instance_types`` or ``gpus`` take all.
+    """One place, and what it takes. Empty ``regions``, ``zones``, ``instance_types``, ``gpus``, ``countries`` take all.
 
     ``held_markets``: where the cloud itself refuses a machine dearer than ``max_price``, so that a price we do not know
-    cannot go over it: AWS's spot market, and AutoDL's elastic scheduling.
+    cannot go over it: AWS's spot market, and AutoDL's elastic scheduling. ``home``: the primary.
     """
 
     name: str
@@ -28,6 +29,10 @@ class Block:
     count: int = 1
     min_vram_gb: float = 0.0
     cuda: tuple[int, int] | None = None
+    zones: tuple[str, ...] = ()
+    countries: tuple[str, ...] = ()
+    home: bool = False
+    driver: int | None = None
 
     def mismatch(self, offer: Offer) -> str:
         """Say why an offer is not of this place, or nothing."""
@@ -35,17 +40,25 @@ class Block:
             return f"{self.name} is {self.cloud}"
         if self.regions and offer.region and offer.region not in self.regions:
             return f"{self.name} does not name the region {offer.region}"
+        if self.zones and offer.zone and offer.zone not in self.zones:
+            return f"{self.name} does not name the zone {offer.zone}"
         if offer.market not in self.markets:
             return f"{self.name} does not take {offer.market} machines"
-        if self.instance_types and offer.instance_type not in self.instance_types:
+        if self.instance_types and not self._names(offer.instance_type):
             return f"{self.name} does not name {offer.instance_type}"
         return ""
+
+    def _names(self, instance_type: str) -> bool:
+        """Say whether a type is named; ``n1-standard-8`` names it with any cards (``n1-standard-8+1xT4``)."""
+        return instance_type in self.instance_types or instance_type.partition("+")[0] in self.instance_types
 
     def unfit(self, offer: Offer) -> str:
         """Say why the machine cannot run the job, or nothing."""
         gpu = offer.gpu
         if self.cloud == "local":
             return ""  # the operator's own machine: what it has is what they meant
+        if abroad := self._abroad(offer):
+            return abroad
         if gpu.count == 0:
             return f"a slice of one {gpu.name}, not a whole one"
         if not catalog.matches(self.gpus, gpu.name):
@@ -57,7 +70,26 @@ class Block:
             return f"has {has} a card, the job asks for {self.min_vram_gb:g} GB"
         if offer.available is not None and offer.available < max(1, gpu.count):
             return f"{offer.available} cards are free, {gpu.count} are needed" if offer.available else "no card is free"
-        return catalog.cuda_problem(gpu.name, self.cuda)
+        return catalog.cuda_problem(gpu.name, self.cuda) or self._wrong_driver(gpu.name)
+
+    def _wrong_driver(self, name: str) -> str:
+        card = catalog.card(name)
+        if self.driver is None or card is None:
+            return ""
+        if card.driver_from and self.driver < card.driver_from:
+            return f"{name} needs driver {card.driver_from} or newer, the job has {self.driver}"
+        if card.driver_to and self.driver > card.driver_to:
+            return f"{name} ends with driver {card.driver_to}, the job has {self.driver}"
+        return ""
+
+    def _abroad(self, offer: Offer) -> str:
+        if not self.countries:
+            return ""
+        country = geography.country(offer.cloud, offer.region)
+        allowed = f"resources.countries allows {', '.join(self.countries)}"
+        if not country:
+            return f"nobody knows in which country {offer.region} is, and {allowed}"
+        return "" if country in self.countries else f"{offer.region or offer.cloud} is in {country}, and {allowed}"
 
     def _too_little_memory(self, offer: Offer) -> bool:
         if offer.gpu.vram_gb == 0 and self.gpus:
@@ -66,20 +98,27 @@ class Block:
 
 
 def blocks(config: Config) -> tuple[Block, ...]:
-    """Return the places of a configuration in the order in which they are tried. GCP has no offers in this version."""
+    """Return the places of a configuration in the order of the file."""
     wanted = config.resources
     job = Block("", "", gpus=wanted.gpus, count=wanted.count, min_vram_gb=wanted.min_vram_gb, cuda=wanted.cuda)
+    job = replace(job, countries=wanted.countries, driver=wanted.driver)
     found = []
     if config.primary is not None:
         autodl = config.primary.autodl
         held = frozenset({Market.ON_DEMAND}) if autodl.mode == "elastic" else frozenset()
         home = replace(job, name="primary.autodl", cloud="autodl", regions=autodl.regions, gpus=autodl.gpus or job.gpus)
-        found.append(replace(home, max_price=autodl.max_price, held_markets=held))
+        found.append(replace(home, max_price=autodl.max_price, held_markets=held, home=True))
     for index, entry in enumerate(config.fallback):
         block = replace(job, name=f"fallback[{index}].{entry.cloud}", cloud=entry.cloud)
         if entry.aws is not None:
-            aws = entry.aws
-            block = replace(block, regions=aws.regions, instance_types=aws.instance_types, markets=aws.markets)
-            block = replace(block, max_price=aws.max_price, held_markets=frozenset({Market.SPOT}))
+            held = frozenset({Market.SPOT})
+            block = replace(_at(block, entry.aws), instance_types=entry.aws.instance_types, held_markets=held)
+        elif entry.gcp is not None:  # it holds no machine to a price
+            block = replace(_at(block, entry.gcp), instance_types=entry.gcp.machine_types)
         found.append(block)
     return tuple(found)
+
+
+def _at(block: Block, entry: AwsConfig | GcpConfig) -> Block:
+    """Take over what the entries of both clouds have."""
+    return replace(block, regions=entry.regions, zones=entry.zones, markets=entry.markets, max_price=entry.max_price)

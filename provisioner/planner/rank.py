@@ -3,80 +3,35 @@
 The order, most important first:
 
 1. the very zone that just lost the machine comes last of all, in whatever place it is;
-2. places in the order of the configuration: the primary, then each fallback;
-3. inside a place, the region that just lost the machine comes last: what took one machine there takes the next;
-4. machines whose hourly cost is bounded by a known price, cheapest bound first; then those that only ``max_price``
-   bounds; then those whose price nobody knows;
-5. of one machine type at one price, its spot market in every zone first and the same type on demand next. A spot price
-   is not known beforehand, but it is at most the on-demand price, so this order never costs more than it says;
-6. zones in turn over the regions (a of one, a of the next, b of one, ...), so that tries spread.
+2. what is not expected to make ``policy.deadline`` comes behind what is, if the operator said how long the job is;
+3. places: the primary, then each fallback in the order of the file, or all fallbacks together (``policy.order: cost``);
+4. zones that a cloud named as having room, when it refused the same machine type and market elsewhere;
+5. inside a place, the region that just lost the machine comes last: what took one machine there takes the next;
+6. offers whose price is known, or bounded by a known one, by what they are expected to cost until the job is done
+   (``expected``); then those that only ``max_price`` bounds; then those whose price or speed nobody knows;
+7. of equal ones, the region that is nearer to the store;
+8. zones in turn over the regions (a of one, a of the next, b of one, ...), so that tries spread.
 
 No offer stands over ``max_price``: what is dearer, or has a price that neither we nor the cloud can hold to it, is
-passed over.
+passed over. So is what a budget cannot bear. A price that nobody knows is never shown as one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 
 from provisioner import catalog
 from provisioner.model import Market, Money, Offer
 from provisioner.planner.blocks import Block
+from provisioner.planner.expected import expected, spot_guess
 from provisioner.planner.memory import FailureMemory
+from provisioner.planner.pools import loss_rate
+from provisioner.planner.ranking import Basis, Candidate, PassedOver, Plan, Ranked, elsewhere, lost_region, lost_zone
+from provisioner.planner.reasons import reason
+from provisioner.planner.terms import Terms
 
-Ceiling = Callable[[Offer], Money | None]
-"""The most that an hour of an offer can cost, where that is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """An offer in its place. ``at_most`` bounds the cost of an hour; None where nothing does."""
-
-    offer: Offer
-    reason: str
-    block: str = ""
-    at_most: Money | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PassedOver:
-    """What is not tried, and why. ``offer`` is None for what is no offer at all, as a type that no zone has."""
-
-    subject: str
-    reason: str
-    offer: Offer | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to try, best first, and what not."""
-
-    ranked: tuple[Ranked, ...]
-    passed_over: tuple[PassedOver, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    offer: Offer
-    block: Block
-    position: int
-    ceiling: Money | None
-
-    @property
-    def held(self) -> bool:
-        return self.block.max_price is not None and self.offer.market in self.block.held_markets
-
-
-@dataclass(frozen=True, slots=True)
-class _Rates:
-    """Compares money of two currencies. ``usd_cny``: yuan for one dollar."""
-
-    usd_cny: Decimal
-
-    def usd(self, money: Money) -> Decimal:
-        return money.amount / self.usd_cny if money.currency == "CNY" else money.amount
+Price = Callable[[Offer], Money | None]
 
 
 def rank(
@@ -86,92 +41,189 @@ def rank(
     memory: FailureMemory,
     now: float,
     lost: Offer | None = None,
-    usd_cny: Decimal = Decimal("7.1"),
-    ceiling: Ceiling = catalog.price_ceiling,
+    terms: Terms | None = None,
+    ceiling: Price = catalog.price_ceiling,
+    spot_price: Price = catalog.spot_price,
     passed_over: Sequence[PassedOver] = (),
 ) -> Plan:
     """Rank offers. ``now`` is Unix seconds; ``lost`` the offer whose machine just went away.
 
+    ``ceiling`` tells the most that an hour can cost, ``spot_price`` what it cost when prices were last looked up.
+
     Every offer is either ranked or passed over; one that is given twice counts once.
     """
-    rates = _Rates(usd_cny)
-    candidates: list[_Candidate] = []
+    desk = _Desk(blocks, memory.forget(now), now, terms or Terms(), ceiling, spot_price)
+    candidates: list[Candidate] = []
     passed = list(passed_over)
     for offer in {offer.key: offer for offer in offers}.values():
-        found = _place(offer, blocks, memory, now, ceiling=ceiling(offer), rates=rates)
-        if isinstance(found, _Candidate):
+        found = desk.place(offer)
+        if isinstance(found, Candidate):
             candidates.append(found)
         else:
             passed.append(PassedOver(offer.key, found, offer))
     turns = _turns(candidates)
-    candidates.sort(key=lambda candidate: _order(candidate, lost, turns[candidate.offer.key], rates))
+    candidates.sort(key=lambda one: _order(one, lost, turns[one.offer.key], desk.terms))
     ranked = tuple(
-        Ranked(one.offer, _reason(one, lost, rates), one.block.name, _at_most(one, rates)) for one in candidates
-    )
+        Ranked(
+            one.offer, reason(one, lost, desk.terms), one.block.name, one.at_most, one.expected, one.basis,
+            one.distance_ms,
+        )
+        for one in candidates
+    )  # fmt: skip
     return Plan(ranked, tuple(passed))
 
 
-def _place(
-    offer: Offer, blocks: Sequence[Block], memory: FailureMemory, now: float, *, ceiling: Money | None, rates: _Rates
-) -> _Candidate | str:
-    """Find the first place that takes an offer, or say why none does."""
-    refusal = memory.blocking(offer, now)
-    if refusal is not None:
-        failure, left = refusal.failure, refusal.until - now
-        return f"{failure.kind} ({failure.code}) for this {failure.scope}, tried again in {left:.0f} s"
-    reasons: list[tuple[int, str]] = []
-    for position, block in enumerate(blocks):
-        candidate = _Candidate(offer, block, position, ceiling)
-        if reason := block.mismatch(offer):
-            reasons.append((0 if offer.cloud != block.cloud else 1, reason))
-        elif reason := block.unfit(offer) or _too_dear(candidate, rates):
-            reasons.append((2, reason))
-        else:
-            return candidate
-    return max(reasons, key=lambda reason: reason[0], default=(0, "the configuration names no place"))[1]
+class _Desk:
+    """Looks at one offer after the other; zones of one machine type share their figures."""
 
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        memory: FailureMemory,
+        now: float,
+        terms: Terms,
+        ceiling: Price,
+        spot_price: Price,
+    ) -> None:
+        self.blocks = blocks
+        self.memory = memory
+        self.now = now
+        self.terms = terms
+        self.ceiling = ceiling
+        self.spot_price = spot_price
+        self._named = {
+            (entry.offer.cloud, entry.offer.instance_type, entry.offer.market, zone)
+            for entry in memory.entries
+            for zone in entry.failure.elsewhere
+        }
+        self._found: dict[tuple[object, ...], Candidate | str] = {}
 
-def _too_dear(candidate: _Candidate, rates: _Rates) -> str:
-    cap, ceiling, offer = candidate.block.max_price, candidate.ceiling, candidate.offer
-    if cap is None or candidate.held:
+    def place(self, offer: Offer) -> Candidate | str:
+        """Find the first place that takes an offer, or say why none does."""
+        refusal = self.memory.blocking(offer, self.now)
+        if refusal is not None:
+            failure, left = refusal.failure, refusal.until - self.now
+            return f"{failure.kind} ({failure.code}) for this {failure.scope}, tried again in {left:.0f} s"
+        rate = loss_rate(offer, self.terms.seen)
+        zoned = offer.zone if any(block.zones for block in self.blocks) else ""
+        seen = None
+        if offer.market is Market.SPOT and offer.price_per_hour is None:
+            seen = self.spot_price(offer)
+        alike = (offer.cloud, offer.region, zoned, offer.instance_type, offer.market, offer.gpu, offer.price_per_hour)
+        key = (*alike, offer.available, rate, seen)
+        if key not in self._found:
+            self._found[key] = self._judge(offer, rate, seen)
+        found = self._found[key]
+        if isinstance(found, str):
+            return found
+        named = (offer.cloud, offer.instance_type, offer.market, offer.zone) in self._named
+        return found if found.offer is offer and not named else found.at(offer, named=named)
+
+    def _judge(self, offer: Offer, rate: float, seen: Money | None) -> Candidate | str:
+        reasons: list[tuple[int, str]] = []
+        ceiling = self.ceiling(offer)
+        for position, block in enumerate(self.blocks):
+            if reason := block.mismatch(offer):
+                reasons.append((0 if offer.cloud != block.cloud else 1, reason))
+            elif reason := block.unfit(offer) or self._too_dear(offer, block, ceiling):
+                reasons.append((2, reason))
+            else:
+                candidate = self._reckon(offer, block, position, ceiling, rate, seen)
+                if not (reason := self._over_budget(candidate, rate)):
+                    return candidate
+                reasons.append((3, reason))
+        return max(reasons, key=lambda reason: reason[0], default=(0, "the configuration names no place"))[1]
+
+    def _too_dear(self, offer: Offer, block: Block, ceiling: Money | None) -> str:
+        cap = block.max_price
+        if cap is None or offer.market in block.held_markets:
+            return ""
+        if ceiling is None:
+            return f"the price is unknown{elsewhere(offer)}, so max_price {cap} cannot be kept"
+        if self.terms.usd(ceiling) > self.terms.usd(cap):
+            return f"{ceiling} an hour is over max_price {cap}"
         return ""
-    if ceiling is None:
-        known = _elsewhere(offer)
-        return f"the price is unknown{known}, so max_price {cap} cannot be kept"
-    if rates.usd(ceiling) > rates.usd(cap):
-        return f"{ceiling} an hour is over max_price {cap}"
-    return ""
+
+    def _reckon(
+        self, offer: Offer, block: Block, position: int, ceiling: Money | None, rate: float, seen: Money | None
+    ) -> Candidate:
+        usd, cap = self.terms.usd, block.max_price if offer.market in block.held_markets else None
+        at_most = ceiling
+        if cap is not None and (ceiling is None or usd(ceiling) > usd(cap)):
+            at_most = cap  # the cloud itself holds the price to it
+        basis: Basis = ""
+        price = offer.price_per_hour
+        if price is not None:
+            basis = "price" if at_most == price else "cap"
+        elif seen is not None:
+            price = seen
+            basis = "seen" if cap is None or usd(price) <= usd(cap) else "cap"
+        elif ceiling is not None:
+            price = spot_guess(ceiling) if offer.market is Market.SPOT else ceiling
+            basis = "ceiling" if cap is None or usd(price) <= usd(cap) else "cap"
+        elif cap is not None:
+            basis = "cap"
+        outlook, terms = None, self.terms
+        paid = cap if basis == "cap" else price
+        if paid is not None:
+            outlook = expected(offer, paid, terms.work, rate, terms.stores, terms.rate(paid.currency))
+        late = (
+            terms.work.known
+            and terms.seconds_left is not None
+            and outlook is not None
+            and outlook.hours * 3600.0 > terms.seconds_left
+        )
+        return Candidate(
+            offer, block, position, ceiling, price, at_most, basis, outlook, late, terms.distance_ms(offer), named=False
+        )
+
+    def _over_budget(self, one: Candidate, rate: float) -> str:
+        """Say why a budget cannot bear an offer, or nothing. This machine costs nothing to rent.
+
+        ``max_price`` has no part in it: a lower one must not bring an offer back.
+        """
+        left = self.terms.budget_left
+        if left is None or one.offer.cloud == "local":
+            return ""
+        if one.at_most is None:
+            return "nothing bounds its price, so policy.budget cannot be kept; set max_price"
+        if not self.terms.work.known or one.price is None:
+            return ""
+        work, stores = self.terms.work, self.terms.stores
+        found = expected(one.offer, one.price, work, rate, stores, self.terms.rate(one.price.currency))
+        cost = found.cost if found is not None else None
+        if cost is None or cost <= self.terms.usd(left):
+            return ""
+        return f"would cost about {cost:.2f} USD to the end, and policy.budget leaves {left}"
 
 
-def _at_most(candidate: _Candidate, rates: _Rates) -> Money | None:
-    """Return the bound of an hour's cost: the known price, or what the cloud holds the price to."""
-    cap, ceiling = candidate.block.max_price, candidate.ceiling
-    if not candidate.held or cap is None:
-        return ceiling
-    return cap if ceiling is None or rates.usd(ceiling) > rates.usd(cap) else ceiling
-
-
-def _order(candidate: _Candidate, lost: Offer | None, turn: int, rates: _Rates) -> tuple[object, ...]:
-    offer, bound = candidate.offer, _at_most(candidate, rates)
-    known = 0 if bound is not None and bound == candidate.ceiling else 1 if bound is not None else 2
-    reference = candidate.ceiling or (catalog.reference_price(offer.instance_type) if offer.cloud == "aws" else None)
-    regions = candidate.block.regions
+def _order(one: Candidate, lost: Offer | None, turn: int, terms: Terms) -> tuple[object, ...]:
+    offer = one.offer
+    cost = one.expected.cost if one.expected is not None else None
+    reference = one.ceiling or catalog.reference_price(offer.instance_type, offer.cloud)
+    known = 2 if cost is None else 1 if one.basis == "cap" else 0
+    bound = one.at_most if cost is None else None
+    regions = one.block.regions
     return (
-        _lost_zone(offer, lost),
-        candidate.position,
-        _lost_region(offer, lost),
+        lost_zone(offer, lost),
+        one.late,
+        (0 if one.block.home else 1) if terms.by_cost else one.position,
+        not one.named,
+        lost_region(offer, lost),
         known,
-        rates.usd(bound) if bound is not None else Decimal(0),
-        rates.usd(reference) if reference is not None else Decimal("Infinity"),
+        cost if cost is not None else terms.usd(bound) if bound is not None else Decimal("Infinity"),
+        terms.usd(reference) if reference is not None else Decimal("Infinity"),
+        one.distance_ms if one.distance_ms is not None else float("inf"),
+        one.position,
         offer.instance_type,
-        candidate.block.markets.index(offer.market),
+        one.block.markets.index(offer.market),
         turn,
         regions.index(offer.region) if offer.region in regions else len(regions),
         offer.key,
     )
 
 
-def _turns(candidates: Sequence[_Candidate]) -> dict[str, int]:
+def _turns(candidates: Sequence[Candidate]) -> dict[str, int]:
     """Number the zones of each region, for each type and market: zones with one number are tried before the next."""
     groups: dict[tuple[object, ...], list[Offer]] = {}
     for one in candidates:
@@ -182,45 +234,3 @@ def _turns(candidates: Sequence[_Candidate]) -> dict[str, int]:
         for group in groups.values()
         for turn, offer in enumerate(sorted(group, key=lambda offer: offer.zone))
     }
-
-
-def _lost_region(offer: Offer, lost: Offer | None) -> bool:
-    return lost is not None and (offer.cloud, offer.region) == (lost.cloud, lost.region)
-
-
-def _lost_zone(offer: Offer, lost: Offer | None) -> bool:
-    return lost is not None and _lost_region(offer, lost) and offer.zone == lost.zone
-
-
-def _reason(candidate: _Candidate, lost: Offer | None, rates: _Rates) -> str:
-    offer = candidate.offer
-    parts = [_price_words(candidate, rates)]
-    if offer.gpu.count > candidate.block.count:
-        parts.append(f"{offer.gpu.count} GPUs, {candidate.block.count} asked for")
-    known = catalog.card(offer.gpu.name)
-    if offer.cloud == "aws" and known is not None and known.driver == "proprietary":
-        parts.append(f"{known.name} needs a machine image with the proprietary driver")
-    if _lost_zone(offer, lost):
-        parts.append("last, since the machine was lost here")
-    elif _lost_region(offer, lost):
-        parts.append(f"late, since the machine was lost in {offer.region}")
-    return "; ".join(parts)
-
-
-def _price_words(candidate: _Candidate, rates: _Rates) -> str:
-    offer, ceiling, bound = candidate.offer, candidate.ceiling, _at_most(candidate, rates)
-    if offer.price_per_hour is not None and bound == offer.price_per_hour:
-        return f"{offer.price_per_hour} an hour"
-    price = "the spot price is unknown" if offer.market == Market.SPOT else "the price is unknown"
-    if bound is None:
-        return price + _elsewhere(offer)
-    if bound == ceiling:
-        return f"{price}, at most {bound} as on demand"
-    usual = f" (on demand {ceiling})" if ceiling is not None else _elsewhere(offer)
-    return f"{price}{usual}, the cloud holds it to max_price {bound}"
-
-
-def _elsewhere(offer: Offer) -> str:
-    """Name the one region whose price is known, as what it is."""
-    price = catalog.reference_price(offer.instance_type) if offer.cloud == "aws" else None
-    return f" in {offer.region} ({catalog.REFERENCE_REGION} on demand: {price})" if price else ""

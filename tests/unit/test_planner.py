@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from provisioner import assets, planner
 from provisioner.cli.plan import plan as plan_command
-from provisioner.cli.plan import plan_json
+from provisioner.cli.plan_text import plan_json
 from provisioner.config import Config, load, parse
 from provisioner.model import Failure, FailureKind, Gpu, Market, Money, Offer, Scope
-from provisioner.planner import Block, FailureMemory, rank
+from provisioner.planner import Block, FailureMemory, Terms, rank
 
 USD_CNY = Decimal("7.1")
 
@@ -70,13 +70,13 @@ def test_p3_is_gone_and_the_plan_says_so_and_takes_the_next():
     )
 
 
-def test_each_type_first_on_the_spot_market_in_every_zone_then_on_demand_then_the_next_type():
+def test_spot_machines_of_every_type_come_before_machines_on_demand_the_cheapest_to_the_end_first():
     plan = of_catalog(config("[{aws: {regions: [us-east-1], instance_types: [g6.xlarge, g4dn.xlarge]}}]"))
     steps = list(dict.fromkeys((r.offer.instance_type, r.offer.market) for r in plan.ranked))
     assert steps == [
         ("g4dn.xlarge", Market.SPOT),
-        ("g4dn.xlarge", Market.ON_DEMAND),
         ("g6.xlarge", Market.SPOT),
+        ("g4dn.xlarge", Market.ON_DEMAND),
         ("g6.xlarge", Market.ON_DEMAND),
     ]
     assert plan.ranked[0].reason == "the spot price is unknown, at most 0.526 USD as on demand"
@@ -131,7 +131,7 @@ def test_what_one_place_finds_too_dear_a_later_one_may_take():
 
 def test_prices_in_two_currencies_are_compared():
     dear, cheap = offer(price=usd(1), zone="us-east-1a"), offer(zone="us-east-1b", price=Money(Decimal(5), "CNY"))
-    plan = rank([Block("b", "aws")], [dear, cheap], memory=FailureMemory(), now=0, usd_cny=USD_CNY)
+    plan = rank([Block("b", "aws")], [dear, cheap], memory=FailureMemory(), now=0, terms=Terms(usd_cny=USD_CNY))
     assert [ranked.offer for ranked in plan.ranked] == [cheap, dear]
 
 
@@ -146,14 +146,12 @@ def test_sold_out_cards_and_too_few_are_passed_over_with_a_reason():
     assert [ranked.offer.zone for ranked in plan.ranked] == ["us-east-1c"]
 
 
-def test_gcp_is_accepted_and_the_plan_says_that_it_is_not_there_yet():
-    made = config("[{gcp: {project: p, regions: [us-central1]}}, {local: {}}]")
+def test_this_machine_is_the_last_resort_that_the_file_makes_it():
+    made = config("[{aws: {regions: [us-east-1], instance_types: [g4dn.xlarge]}}, {local: {}}]")
     here = offer("", "process", cloud="local", region="local", gpu=Gpu("none", 0, 0), price=None)
-    plan = planner.plan(made, [here], passed_over=planner.absent(made))
-    assert [(one.subject, one.reason) for one in plan.passed_over] == [
-        ("fallback[0].gcp", "Google Cloud is not in this version")
-    ]
-    assert [ranked.offer for ranked in plan.ranked] == [here]
+    plan = planner.plan(made, [here, *planner.catalog_offers(made)])
+    assert plan.ranked[-1].offer == here
+    assert plan.ranked[-1].cost is None
 
 
 def test_v100_says_which_machine_image_it_needs():
@@ -301,7 +299,7 @@ def test_no_price_goes_over_its_cap(blocks, offers, lost):
     def in_usd(money):
         return money.amount / USD_CNY if money.currency == "CNY" else money.amount
 
-    plan = rank(blocks, offers, memory=FailureMemory(), now=0, lost=lost, usd_cny=USD_CNY)
+    plan = rank(blocks, offers, memory=FailureMemory(), now=0, lost=lost, terms=Terms(usd_cny=USD_CNY))
     for one in plan.ranked:
         caps = [block.max_price for block in blocks if not block.mismatch(one.offer)]
         if all(cap is not None for cap in caps):
@@ -342,13 +340,14 @@ def test_the_command_prints_the_plan_of_the_example():
     table = CliRunner().invoke(plan_command, [file])
     assert table.exit_code == 0
     assert table.stderr == ""
-    assert "p3.2xlarge is not offered in any zone of us-east-1 (catalog of 2026-11)" in table.stdout
-    first = table.stdout.splitlines()[1].split()
-    assert first[:2] == ["1-5", "fallback[0].aws"]
+    assert "p3.2xlarge is not offered in any zone of us-east-1 (catalog of 2026-11)" in " ".join(table.stdout.split())
+    assert max(len(line) for line in table.stdout.splitlines()) <= 80
+    first = table.stdout.splitlines()[2].split()
+    assert first[:2] == ["1-5", "g4dn.xlarge"]
     answer = CliRunner().invoke(plan_command, [file, "--json"])
     data = json.loads(answer.stdout)
-    assert data["ranked"][0]["instance_type"] == "g4dn.xlarge"
-    assert data["ranked"][0]["at_most"] == {"amount": "0.526", "currency": "USD"}
+    assert data["offers"][0]["instance_type"] == "g4dn.xlarge"
+    assert data["offers"][0]["at_most"] == {"amount": "0.526", "currency": "USD"}
     assert data.pop("replicas") == []
     assert data == json.loads(json.dumps(plan_json(of_catalog_file(file))))
 

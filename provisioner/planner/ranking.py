@@ -1,0 +1,108 @@
+"""The values of a ranking: candidates, ranked offers, what was passed over, and the plan of them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from provisioner import catalog
+from provisioner.model import Money, Offer
+from provisioner.planner.blocks import Block
+from provisioner.planner.expected import Expected
+
+Basis = Literal["price", "seen", "ceiling", "cap", ""]
+"""Where the price comes from that a cost is reckoned with: the offer itself, the last refresh of spot prices, the most
+that it can be (of a spot machine a share of that), or ``max_price`` alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """An offer in its place. ``at_most`` bounds the cost of an hour; None where nothing does.
+
+    ``expected`` says what it costs to the end of the job, at a price of the given ``basis``; None where that cannot be
+    told. ``distance_ms`` is the round trip to the store's region, in milliseconds.
+    """
+
+    offer: Offer
+    reason: str
+    block: str = ""
+    at_most: Money | None = None
+    expected: Expected | None = None
+    basis: Basis = ""
+    distance_ms: float | None = None
+
+    @property
+    def cost(self) -> Money | None:
+        """What the job is expected to cost on it, in USD. None where only ``max_price`` bounds the price."""
+        return self._dollars if self.basis != "cap" else None
+
+    @property
+    def cost_at_most(self) -> Money | None:
+        """What the job costs at ``max_price``, in USD, where nothing else is known of the price."""
+        return self._dollars if self.basis == "cap" else None
+
+    @property
+    def _dollars(self) -> Money | None:
+        cost = self.expected.cost if self.expected is not None else None
+        return None if cost is None else Money(cost, "USD")
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """What is not tried, and why. ``offer`` is None for what is no offer at all, as a type that no zone has."""
+
+    subject: str
+    reason: str
+    offer: Offer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to try, best first, and what not. ``notes`` say what the ranking takes for granted or leaves out."""
+
+    ranked: tuple[Ranked, ...]
+    passed_over: tuple[PassedOver, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An offer with the place that takes it, and its figures."""
+
+    offer: Offer
+    block: Block
+    position: int
+    ceiling: Money | None
+    price: Money | None
+    """What an hour is reckoned to cost, whatever ``max_price`` says."""
+    at_most: Money | None
+    basis: Basis
+    expected: Expected | None
+    late: bool
+    distance_ms: float | None
+    named: bool
+    """A cloud named its zone as having room."""
+
+    def at(self, offer: Offer, *, named: bool) -> Candidate:
+        """Return the same for another zone."""
+        values = (getattr(self, name) for name in _SHARED)
+        return Candidate(offer, *values, named)
+
+
+_SHARED = tuple(field for field in Candidate.__slots__ if field not in {"offer", "named"})
+
+
+def lost_region(offer: Offer, lost: Offer | None) -> bool:
+    """Say whether an offer is in the region that just lost the machine."""
+    return lost is not None and (offer.cloud, offer.region) == (lost.cloud, lost.region)
+
+
+def lost_zone(offer: Offer, lost: Offer | None) -> bool:
+    """Say whether an offer is in the very zone that just lost the machine."""
+    return lost is not None and lost_region(offer, lost) and offer.zone == lost.zone
+
+
+def elsewhere(offer: Offer) -> str:
+    """Name the one region whose price is known, as what it is."""
+    price = catalog.reference_price(offer.instance_type, offer.cloud)
+    return f" in {offer.region} ({catalog.REFERENCE_REGIONS[offer.cloud]} on demand: {price})" if price else ""
