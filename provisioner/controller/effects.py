@@ -28,7 +28,8 @@ from provisioner.controller.records import (
     Watched,
 )
 from provisioner.controller.refusals import Refusals, as_failure, words
-from provisioner.controller.stores import stores
+from provisioner.controller.standing import standing
+from provisioner.controller.stores import place, stores
 from provisioner.controller.watch import Patience, Watch
 from provisioner.errors import CloudError, ConfigError, Unauthorized
 from provisioner.model import Failure, FailureKind, Gpu, JobRef, Market, Node, NodeState, Offer, Owned
@@ -147,19 +148,23 @@ class World:
             if free or stop or refused or late:
                 self.events.emit("asked", cloud="autodl", offers=len(free), problems=[p.message for p in problems])
                 memory = self.refusals.memory(self._cloud_names(), begun.at)
-                return Asked(free, self.now(), tuple(problems), bool(free) and not late, stop, memory)
+                at = standing(self.config, begun, past, self.now())
+                return Asked(free, self.now(), tuple(problems), bool(free) and not late, stop, memory, standing=at)
             self.take_down.wait(min(self.config.policy.poll, max(0.1, until - self.now())))
 
     def ask_fallback(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
         """List the offers of every fallback, without those that a quota has no room for."""
         offers, problems = self._offers(self._fallback_names())
         memory = self.refusals.memory(self._cloud_names(), begun.at)
-        wanted = self.plan(tuple(offers), memory=memory or planner.FailureMemory(), now=self.now()).ranked
+        at = standing(self.config, begun, past, self.now())
+        known = memory or planner.FailureMemory()
+        wanted = self.plan(tuple(offers), memory=known, now=self.now(), standing=at).ranked
         over = self.refusals.over_quota([one.offer for one in wanted])
         passed = tuple((offer, over[offer.key]) for offer in offers if offer.key in over)
         left = tuple(offer for offer in offers if offer.key not in over)
         self.events.emit("asked", cloud="fallback", offers=len(left), problems=[p.message for p in problems])
-        return Asked(left, self.now(), tuple(problems), stop=self._stop(begun, past), memory=memory, passed=passed)
+        stop = self._stop(begun, past)
+        return Asked(left, self.now(), tuple(problems), False, stop, memory, passed, at)  # noqa: FBT003 - not again
 
     def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Choice]:
         """Order the offers with the planner. Claims from before the question are in its memory, if they still count."""
@@ -167,7 +172,7 @@ class World:
         for claimed in claims:
             if claimed.failure is not None and (asked.memory is None or claimed.at >= asked.at):
                 memory = memory.remember(claimed.failure, claimed.offer, now=claimed.at)
-        plan = self.plan(asked.offers, memory=memory, now=asked.at, lost=lost)
+        plan = self.plan(asked.offers, memory=memory, now=asked.at, lost=lost, standing=asked.standing)
         return [Choice(ranked.offer, ranked.at_most, ranked.reason) for ranked in plan.ranked]
 
     def claim(self, choice: Choice, epoch: int, attempt: int, published: Published) -> Claimed:
@@ -260,10 +265,17 @@ class World:
     # -- what they share ------------------------------------------------------------------------------------------
 
     def plan(
-        self, offers: tuple[Offer, ...], *, memory: planner.FailureMemory, now: float, lost: Offer | None = None
+        self,
+        offers: tuple[Offer, ...],
+        *,
+        memory: planner.FailureMemory,
+        now: float,
+        lost: Offer | None = None,
+        standing: planner.Standing | None = None,
     ) -> planner.Plan:
         """Rank offers by the configuration. No outside effect."""
-        return planner.plan(self.config, offers, memory=memory, now=now, lost=lost)
+        at = [place(store) for store in self.stores()]
+        return planner.plan(self.config, offers, memory=memory, now=now, lost=lost, standing=standing, stores=at)
 
     def request(self) -> Request:
         """Return what the job asks of a machine."""

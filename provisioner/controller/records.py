@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from provisioner.model import Ending, Failure, Money, Node, Offer, unpickle
-from provisioner.planner import FailureMemory
+from provisioner.planner import FailureMemory, Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class Asked:
     memory: FailureMemory | None = None
     """What all jobs knew of refusals at that moment; None where it was not asked: then this run's own claims count."""
     passed: tuple[tuple[Offer, Failure], ...] = ()
+    standing: Standing | None = None
+    """Where the job stood at that moment, which the ranking goes by."""
 
     def __setstate__(self, state: Sequence[object]) -> None:
         """Read a pickle, also one of an earlier version."""

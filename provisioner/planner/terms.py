@@ -16,11 +16,15 @@ from provisioner.planner.work import ASSUMED_EVERY_S, ASSUMED_HOURS, Work
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a job stands: money spent, seconds since its start, the share that is trained, and what spot pools did."""
+    """Where a job stands: money spent, seconds since its start, the share that is trained, and what spot pools did.
+
+    ``done`` None: something is trained, and nobody knows how much of the whole. Then costs compare offers, and no limit
+    goes by them.
+    """
 
     spent: Money | None = None
     elapsed_s: float = 0.0
-    done: float = 0.0
+    done: float | None = 0.0
     seen: Mapping[Pool, Seen] = field(default_factory=dict)
 
 
@@ -78,13 +82,13 @@ def terms(
     return Terms(
         work=Work(
             hours=ASSUMED_HOURS if estimate.time is None else estimate.time / 3600.0,
-            known=estimate.time is not None,
+            known=estimate.time is not None and at.done is not None,
             on=estimate.on,
             speeds=estimate.speeds,
             compute_share=estimate.compute_share,
             checkpoint_gb=estimate.checkpoint_gb,
             every_s=config.checkpoint.every or ASSUMED_EVERY_S,
-            done=min(1.0, max(0.0, at.done)),
+            done=min(1.0, max(0.0, at.done or 0.0)),
         ),
         stores=tuple(stores),
         seen=at.seen,

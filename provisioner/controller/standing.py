@@ -1,0 +1,39 @@
+"""Where a job stands, for the planner: what it has cost, how long it has run, what is trained, what spot pools did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+
+from provisioner.config import Config
+from provisioner.controller.records import Begun, Placement
+from provisioner.controller.report import cost, placement_seconds
+from provisioner.model import Ending, Market, Money
+from provisioner.planner import Pool, Seen, Standing, pool
+
+TAKEN = frozenset({Ending.LOST, Ending.STOPPED})
+"""How a spot machine ends that its cloud takes back, with or without a notice."""
+
+
+def standing(config: Config, begun: Begun, past: Sequence[Placement], now: float) -> Standing:
+    """Return where a run stands at ``now`` (Unix seconds). Spent money is in USD."""
+    rate = config.policy.usd_cny
+    spent = sum((amount / rate if name == "CNY" else amount for name, amount in cost(past).items()), Decimal(0))
+    return Standing(Money(spent, "USD"), max(0.0, now - begun.at), _done(config.job.steps, past), _seen(past))
+
+
+def _done(steps: int | None, past: Sequence[Placement]) -> float | None:
+    """Return the share that is trained, None where nobody knows. A little of it may be behind the last checkpoint."""
+    last = next((one.watched.last_step for one in reversed(past) if one.watched.last_step is not None), None)
+    if last is None:
+        return 0.0
+    return None if steps is None else min(1.0, last / steps)
+
+
+def _seen(past: Sequence[Placement]) -> dict[Pool, Seen]:
+    found: dict[Pool, Seen] = {}
+    for one in past:
+        if one.node.offer.market is Market.SPOT:
+            name = pool(one.node.offer)
+            found[name] = found.get(name, Seen()) + Seen(placement_seconds(one) / 3600.0, one.watched.ending in TAKEN)
+    return found
