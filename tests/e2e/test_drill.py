@@ -114,6 +114,43 @@ def test_a_machine_that_is_promised_and_dies_before_it_runs_is_a_refusal(tmp_pat
     assert report["leaked"] == []
 
 
+@pytest.mark.slow
+def test_autodl_and_aws_have_nothing_google_cloud_says_yes_then_no_and_zone_b_finishes(tmp_path: Path) -> None:
+    done = drill(
+        "examples/drills/cross-cloud.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["result"] == "completed"
+    (placement,) = report["placements"]
+    assert (placement["cloud"], placement["zone"], placement["ended"]) == ("gcp", "us-central1-b", "completed")
+    refused = {
+        (a["cloud"], a["zone"], a["market"]): (a["failure"], a["code"]) for a in placement["attempts"] if a["code"]
+    }
+    aws = {key: why for key, why in refused.items() if key[0] == "aws"}
+    assert set(aws.values()) == {
+        ("no_capacity", "InsufficientInstanceCapacity"),
+        ("no_capacity", "InsufficientHostCapacity"),
+        ("no_capacity", "InsufficientFreeAddressesInSubnet"),
+        ("not_offered", "Unsupported"),
+        ("price_too_low", "SpotMaxPriceTooLow"),
+        ("quota", "VcpuLimitExceeded"),
+    }
+    assert [key[2] for key, (kind, _) in aws.items() if kind == "quota"] == ["on-demand"], "a quota costs one call"
+    assert refused["gcp", "us-central1-a", "spot"] == ("no_capacity", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS")
+    assert [a["failure"] for a in placement["attempts"] if a["cloud"] == "autodl"] == ["no_capacity"]
+    assert "unknown" not in {attempt["failure"] for attempt in placement["attempts"]}
+    launches = [launch for launch in report["drill"]["launches"] if launch["cloud"] == "gcp"]
+    assert [launch["az"] for launch in launches] == ["us-central1-a", "us-central1-b"], (
+        "the zone that GCP named is next"
+    )
+    assert len({launch["name"] for launch in launches}) == 2, "a name that was refused is not used again"
+    assert report["final_step"] == 100
+    assert report["model_identical"] is True
+    assert report["leaked"] == []
+    assert processes_of(tmp_path) == []
+
+
 def test_a_wrong_scenario_is_one_line_with_its_place(tmp_path: Path) -> None:
     scenario = tmp_path / "wrong.yaml"
     scenario.write_text("name: wrong\nevents:\n  - when: {epoch: 1}\n    do: {take_machine: {cloud: azure}}\n")

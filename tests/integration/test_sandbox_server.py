@@ -207,6 +207,70 @@ def test_events_follow_the_heartbeats(tmp_path: Path) -> None:
         end(served)
 
 
+GCP_SCENE = """
+name: test
+gcp:
+  boot: 100ms
+  end: 50ms
+  quotas: [{metric: GPUS_ALL_REGIONS, limit: 2}]
+  faults: [{method: instances.insert, zone: us-central1-a, code: ZONE_RESOURCE_POOL_EXHAUSTED, delay: 0}]
+events:
+  - when: {after: 200ms}
+    do:
+      take_machine: {cloud: gcp}
+      gcp_faults: [{zone: us-central1-a, code: ZONE_RESOURCE_POOL_EXHAUSTED, delay: 0.1}]
+"""
+
+
+def test_google_cloud_is_part_of_the_box(tmp_path: Path) -> None:
+    (tmp_path / "scene.yaml").write_text(GCP_SCENE)
+    served = serve(tmp_path / "box", "--scenario", str(tmp_path / "scene.yaml"))
+    try:
+        env = served.ready["env"]
+        root = f"{env['GOOGLE_COMPUTE_CUSTOM_ENDPOINT']}projects/sandbox-project/zones"
+        mine = {"Authorization": f"Bearer {env['GOOGLE_OAUTH_ACCESS_TOKEN']}"}
+
+        def insert(name: str, zone: str) -> dict[str, Any]:
+            card = {"acceleratorType": f"zones/{zone}/acceleratorTypes/nvidia-tesla-t4", "acceleratorCount": 1}
+            body = {
+                "name": name,
+                "machineType": f"zones/{zone}/machineTypes/n1-standard-4",
+                "guestAccelerators": [card],
+                "scheduling": {"onHostMaintenance": "TERMINATE", "provisioningModel": "STANDARD"},
+                "disks": [{"boot": True, "autoDelete": True}],
+                "networkInterfaces": [{}],
+                "metadata": {"items": [{"key": "startup-script", "value": "#!/bin/bash\nsleep 600\n"}]},
+            }
+            asked = httpx.post(f"{root}/{zone}/instances", json=body, headers=mine, timeout=10).raise_for_status()
+            waited = httpx.post(f"{root}/{zone}/operations/{asked.json()['name']}/wait", headers=mine, timeout=10)
+            return dict(waited.json())
+
+        assert httpx.get(f"{root}/us-central1-a", timeout=10).status_code == 401
+        assert insert("one", "us-central1-a")["error"]["errors"][0]["code"] == "ZONE_RESOURCE_POOL_EXHAUSTED"
+        assert "error" not in insert("one", "us-central1-b")  # and is taken by the scenario
+        assert eventually(lambda: bool(served.state()["events"]))
+        assert eventually(lambda: not served.state()["machines"])
+        assert served.state()["gcp_faults"][0]["delay"] == 0.1
+        assert served.state()["left"] == ["gcp/instance/us-central1-b/one", "gcp/disk/us-central1-b/one"]
+        httpx.delete(f"{root}/us-central1-b/instances/one", headers=mine, timeout=10)
+        assert eventually(lambda: served.state()["left"] == [])
+
+        assert "error" not in insert("two", "us-central1-f")
+        served.post("quotas", [{"metric": "GPUS_ALL_REGIONS", "limit": 1}])
+        assert insert("three", "us-central1-b")["error"]["errors"][0]["code"] == "QUOTA_EXCEEDED"
+        rule = {"method": "instances.insert", "code": "backendError"}
+        assert httpx.put(f"{served.ready['control']}/faults/gcp", json=[rule], timeout=10).json() == [rule]
+        assert served.post("faults/azure", []).status_code == 404
+        assert served.post("notice", {"cloud": "gcp", "seconds": 0.2}).json()["id"].startswith("gce-")
+        assert eventually(lambda: not served.state()["machines"])
+        outcomes = [launch["outcome"] for launch in served.state()["launches"] if launch["cloud"] == "gcp"]
+        assert [word for word in outcomes if word.isupper()] == ["ZONE_RESOURCE_POOL_EXHAUSTED", "QUOTA_EXCEEDED"]
+        assert served.post("reset", {}).status_code == 200
+        assert served.state()["gcp"]["instances"] == []
+    finally:
+        end(served)
+
+
 @pytest.mark.parametrize("path", sorted(DRILLS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_drill_can_be_read(path: Path) -> None:
     scenario = load(path)
