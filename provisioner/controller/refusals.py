@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from provisioner.clouds.base import Accounted, Cloud, Quotas
 from provisioner.controller.failures import PROBLEMS, KnownFailures
@@ -68,11 +69,7 @@ class Refusals:
 
     def over_quota(self, offers: Sequence[Offer]) -> dict[str, Failure]:
         """Ask each cloud that knows its quotas which of these offers it would refuse; tell of each quota once."""
-        over: dict[str, Failure] = {}
-        for name in dict.fromkeys(offer.cloud for offer in offers):
-            cloud = self._cloud(name)
-            if isinstance(cloud, Quotas):
-                over.update(cloud.over_quota([offer for offer in offers if offer.cloud == name]))
+        over = over_quota([self._cloud(name) for name in dict.fromkeys(offer.cloud for offer in offers)], offers)
         for failure in over.values():
             if self._first_time(failure.message):
                 self._events.emit("over_quota", quota=failure.code, words=failure.message, advice=failure.advice)
@@ -92,6 +89,24 @@ class Refusals:
 
     def _blind(self, error: Exception) -> None:
         self._events.emit("blind", what="the memory of refusals", problem=str(error))
+
+
+def known_to(job: str, clouds: Iterable[Cloud], root: Path) -> FailureMemory:
+    """Return what a run of this job would leave alone if it began now: for ``failover plan``. Never raises."""
+    accounts = {cloud.name: cloud.account if isinstance(cloud, Accounted) else "" for cloud in clouds}
+    try:
+        return KnownFailures(root).memory(accounts, job, since=time.time())
+    except PROBLEMS:
+        return FailureMemory()
+
+
+def over_quota(clouds: Iterable[Cloud], offers: Sequence[Offer]) -> dict[str, Failure]:
+    """Return, by key, the offers that a cloud's quotas have no room for. What is not told is free."""
+    over: dict[str, Failure] = {}
+    for cloud in clouds:
+        if isinstance(cloud, Quotas):
+            over.update(cloud.over_quota([offer for offer in offers if offer.cloud == cloud.name]))
+    return over
 
 
 def as_failure(error: FailoverError) -> Failure:
