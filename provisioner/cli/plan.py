@@ -91,7 +91,7 @@ def _show(config: Config, *, why: str | None, as_json: bool, whole: bool, round_
 
 
 def _write(config: Config, path: Path, target: Path, *, as_json: bool) -> None:
-    from provisioner.controller.survey import write_terraform
+    from provisioner.controller.written_stack import write_terraform
 
     written = write_terraform(config, path, os.environ, target)
     if as_json:

@@ -16,6 +16,7 @@ GROUP: Final = "provisioner.clouds"
 _OWN: Final = {
     "autodl": "provisioner.clouds.autodl:AutodlCloud",
     "aws": "provisioner.clouds.aws:AwsCloud",
+    "gcp": "provisioner.clouds.gcp:GcpCloud",
     "local": "provisioner.clouds.local:LocalCloud",
 }
 """Ours, for a checkout that was never installed and so has no entry points."""
@@ -24,6 +25,12 @@ _OWN: Final = {
 def names() -> tuple[str, ...]:
     """List the clouds that this installation has."""
     return tuple(sorted({*_OWN, *(point.name for point in entry_points(group=GROUP))}))
+
+
+def is_ours(name: str) -> bool:
+    """Say whether a cloud is the one of this package, not a plug-in's under the same name."""
+    own = _OWN.get(name)
+    return own is not None and all(point.value == own for point in entry_points(group=GROUP, name=name))
 
 
 def open_cloud(

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from provisioner.model import Ending, Failure, Money, Node, Offer, unpickle
-from provisioner.planner import FailureMemory, Standing
+
+if TYPE_CHECKING:  # `failover status` reads no configuration, and starts quickly
+    from provisioner.planner import FailureMemory, Standing
 
 
 @dataclass(frozen=True, slots=True)
