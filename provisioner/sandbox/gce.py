@@ -18,13 +18,14 @@ from typing import Any
 
 from werkzeug.serving import BaseWSGIServer, make_server
 
-from provisioner.sandbox import gce_places as places
 from provisioner.sandbox import gce_requests as requests
+from provisioner.sandbox.gce_facts import call_of, machine_id
 from provisioner.sandbox.gce_faults import Call, GceFault, GceFaults, Refused
 from provisioner.sandbox.gce_identity import Identity
-from provisioner.sandbox.gce_instances import NOTICE_S, Instances, machine_id
+from provisioner.sandbox.gce_instances import NOTICE_S, Instances
 from provisioner.sandbox.gce_metadata import GceMetadata
-from provisioner.sandbox.gce_resources import Resources, aggregated, listing
+from provisioner.sandbox.gce_reads import Reader
+from provisioner.sandbox.gce_resources import Resources
 from provisioner.sandbox.gce_wire import Request, method_of, read, read_body
 from provisioner.sandbox.gce_world import SETTLE_S, Operation, Resource, World, fingerprint, last
 from provisioner.sandbox.machines import Machines
@@ -69,6 +70,7 @@ class GceEmulator:
             held_s=held_s,
         )
         self._resources = Resources(self._world, self._instances.usage)
+        self._reader = Reader(self._world, self._resources, lambda one: machines.console(machine_id(one)))
         self._seen: dict[tuple[str, str], tuple[str, Operation]] = {}
         self._server: BaseWSGIServer | None = None
 
@@ -153,83 +155,14 @@ class GceEmulator:
 
     def _serve(self, request: Request, call: Call, fault: GceFault | None) -> Resource:
         if request.collection == "images":
-            return self._image(request)
+            return self._reader.image(request)
         if request.project != self.project:
             raise Refused("notFound", f"Failed to find project {request.project}")
-        if not request.collection:
-            return self._place(request)
-        if request.collection in ("operations", "zones", "regions") and request.scope != "aggregated":
-            return self._listed(request)
-        if request.scope == "aggregated":
-            return self._aggregated(request)
-        if request.scope.startswith("zones/"):
-            self._resources.zone(request.place)
-        elif request.scope.startswith("regions/"):
-            self._resources.region(request.place)
-        if not request.method.endswith((".get", ".list", ".getSerialPortOutput")):
-            return self._change(request, call, fault)
-        return self._look(request)
-
-    def _place(self, request: Request) -> Resource:
-        if request.scope.startswith("zones/"):
-            return self._resources.zone(request.place)
-        if request.scope.startswith("regions/"):
-            return self._resources.region(request.place)
-        return self._resources.project()
-
-    def _listed(self, request: Request) -> Resource:
-        """Answer for zones, regions and operations, which nobody makes."""
-        path = f"projects/{self.project}/{request.collection}"
-        if request.collection == "zones":
-            zones = [self._resources.zone(name) for name in places.all_zones()]
-            return listing(self._world, path, "zone", zones, request.query)
-        if request.collection == "regions":
-            regions = [self._resources.region(name) for name in places.REGIONS]
-            return listing(self._world, path, "region", regions, request.query)
-        if request.name:
-            return self._world.operation(request.scope, request.name)
-        path = f"projects/{self.project}/{request.scope}/operations"
-        return listing(self._world, path, "operation", self._world.operations(request.scope), request.query)
-
-    def _aggregated(self, request: Request) -> Resource:
-        scopes: dict[str, list[Resource]] = {}
-        regional = request.collection == "subnetworks"
-        for place in places.REGIONS if regional else places.all_zones():
-            scope = f"{'regions' if regional else 'zones'}/{place}"
-            scenery = self._resources.scenery(scope, request.collection)
-            operations = request.collection == "operations"
-            own = self._world.operations(scope) if operations else self._world.items(scope, request.collection)
-            scopes[scope] = own if scenery is None else scenery
-        return aggregated(self._world, request.collection, scopes, request.query)
-
-    def _look(self, request: Request) -> Resource:
-        scope, collection, name = request.scope, request.collection, request.name
-        scenery = self._resources.scenery(scope, collection) if scope.startswith("zones/") else None
-        if name and scenery is not None:
-            found = next((one for one in scenery if one["name"] == name), None)
-            if found is None:
-                raise Refused("notFound", f"The resource '{self._world.path(scope, collection, name)}' was not found")
-            return found
-        if request.action == "serialPort":
-            text = self._machines.console(machine_id(self._world.get(scope, collection, name)))
-            return {"kind": "compute#serialPortOutput", "contents": text, "start": "0", "next": str(len(text))}
-        if name:
-            return self._world.get(scope, collection, name)
-        items = self._world.items(scope, collection) if scenery is None else scenery
-        path = f"projects/{self.project}/{scope}/{collection}"
-        return listing(self._world, path, collection.removesuffix("s"), items, request.query)
-
-    def _image(self, request: Request) -> Resource:
-        family = request.name == "family"
-        name = f"family/{request.action}" if family else request.name
-        path = f"projects/{request.project}/global/images/{name}"
-        image = requests.image_of(path, request.project) if request.name else None
-        if image is None:
-            raise Refused("notFound", f"The resource '{path}' was not found")
-        return {**image, "selfLink": self._world.link(image["selfLink"])}
+        return self._reader.answer(request) if request.reads else self._change(request, call, fault)
 
     def _change(self, request: Request, call: Call, fault: GceFault | None) -> Resource:
         """Do what changes something, once: a request id that came before gets the operation that it became."""
+        self._reader.check_place(request)
         key, digest = (request.method, call.request_id), request.digest()
         if call.request_id:
             requests.check_request_id(call.request_id)
@@ -330,7 +263,7 @@ class GceEmulator:
             }
 
     def _state_of(self, instance: Resource) -> dict[str, Any]:
-        call = requests.describe("", self.project, last(instance["zone"]), instance, "")
+        call = call_of(instance, self.project)
         return {
             "id": machine_id(instance),
             "name": instance["name"],

@@ -9,9 +9,10 @@ from typing import Any
 
 from provisioner.sandbox import gce_places as places
 from provisioner.sandbox import gce_requests as requests
+from provisioner.sandbox.gce_facts import attributes, call_of, deletes, facts, machine_id, needs
 from provisioner.sandbox.gce_faults import Call, GceFault, GceFaults, Refused, failed, quota_details
-from provisioner.sandbox.gce_metadata import GceFacts, GceMetadata
-from provisioner.sandbox.gce_world import PROJECT_NUMBER, Operation, Resource, World, last, now
+from provisioner.sandbox.gce_metadata import GceMetadata
+from provisioner.sandbox.gce_world import Operation, Resource, World, last, now
 from provisioner.sandbox.machines import Machines
 
 NOTICE_S = 30.0
@@ -151,7 +152,7 @@ class Instances:
         with self._world.lock:
             if instance["lastStartTimestamp"] == started and instance["status"] == "RUNNING":
                 self._event("compute.instances.scheduledTermination", instance)
-                self._go(instance, delete=_deletes(instance))
+                self._go(instance, delete=deletes(instance))
 
     def _guest_off(self, machine: str) -> None:
         """The guest has switched itself off, of itself or since it was asked to."""
@@ -160,7 +161,7 @@ class Instances:
             if instance is None or instance["status"] not in ("RUNNING", "STOPPING"):
                 return
             if machine in self._preempted:
-                self._go(instance, delete=_deletes(instance))
+                self._go(instance, delete=deletes(instance))
             elif instance["status"] == "RUNNING":
                 self._event("compute.instances.guestTerminate", instance)
                 self._go(instance, delete=False)
@@ -210,7 +211,7 @@ class Instances:
             instance = self._known(machine)
             spot = instance["scheduling"]["provisioningModel"] == "SPOT"
             self._event("compute.instances.preempted" if spot else "compute.instances.hostError", instance)
-            self._go(instance, delete=spot and _deletes(instance))
+            self._go(instance, delete=spot and deletes(instance))
 
     def interrupt(self, machine: str, notice_s: float = NOTICE_S) -> None:
         """Preempt: the metadata say so and the power button is pressed; the plug is pulled after ``notice_s``."""
@@ -252,7 +253,7 @@ class Instances:
             zone = last(scope)
             if instance["status"] in _OFF or (region and places.region_of(zone) != region):
                 continue
-            total += needs(_call_of(instance, self._world.project)).get(metric, 0.0)
+            total += needs(call_of(instance, self._world.project)).get(metric, 0.0)
         return total
 
     def _over_quota(self, call: Call) -> dict[str, Any] | None:
@@ -293,60 +294,3 @@ class Instances:
         timer.daemon = True
         self._timers.add(timer)
         timer.start()
-
-
-def machine_id(instance: Resource) -> str:
-    """Return the id of an instance's machine in the sandbox."""
-    return f"gce-{instance['id']}"
-
-
-def attributes(instance: Resource) -> dict[str, str]:
-    """Return an instance's own metadata."""
-    return {item["key"]: item.get("value", "") for item in instance["metadata"].get("items") or ()}
-
-
-def needs(call: Call) -> dict[str, float]:
-    """Return what a machine takes of which quota."""
-    shape = places.MACHINE_TYPES[call.machine_type]
-    found: dict[str, float] = {places.cpu_metric(shape): shape.cpus, "CPUS_ALL_REGIONS": shape.cpus}
-    for card, count in call.accelerators.items():
-        found[places.metric_of(card, call.market)] = count
-        found["GPUS_ALL_REGIONS"] = found.get("GPUS_ALL_REGIONS", 0.0) + count
-    return found
-
-
-def facts(instance: Resource, project: str) -> GceFacts:
-    """Return what the instance's metadata server tells."""
-    account = next(iter(instance.get("serviceAccounts") or ()), {})
-    interface = instance["networkInterfaces"][0]
-    scheduling = instance["scheduling"]
-    email = account.get("email", "")
-    return GceFacts(
-        instance_id=instance["id"],
-        name=instance["name"],
-        project=project,
-        project_number=PROJECT_NUMBER,
-        zone=last(instance["zone"]),
-        machine_type=last(instance["machineType"]),
-        image=instance["disks"][0].get("source", ""),
-        private_ip=interface["networkIP"],
-        public_ip=next((config["natIP"] for config in interface.get("accessConfigs") or ()), ""),
-        network=last(interface["network"]),
-        email=requests.default_account() if email == "default" else email,
-        scopes=tuple(account.get("scopes") or ()),
-        scheduling={
-            "automatic-restart": str(bool(scheduling.get("automaticRestart"))).upper(),
-            "on-host-maintenance": scheduling.get("onHostMaintenance", ""),
-            "preemptible": str(bool(scheduling.get("preemptible"))).upper(),
-        },
-        tags=tuple(instance["tags"].get("items") or ()),
-        attributes=attributes(instance),
-    )
-
-
-def _deletes(instance: Resource) -> bool:
-    return bool(instance["scheduling"].get("instanceTerminationAction") == "DELETE")
-
-
-def _call_of(instance: Resource, project: str) -> Call:
-    return requests.describe("instances.insert", project, last(instance["zone"]), instance, "")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from provisioner.sandbox import gce_places as places
 from provisioner.sandbox import gce_requests as requests
@@ -19,8 +17,6 @@ from provisioner.sandbox.gce_world import (
     last,
 )
 
-_DEFAULT_PAGE = 500
-_TERM = re.compile(r"""\(?\s*([\w.-]+)\s*(=|!=|:|\beq\b|\bne\b)\s*("[^"]*"|'[^']*'|[^\s()]+)\s*\)?""")
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "networks": ("global",),
     "firewalls": ("global",),
@@ -202,73 +198,3 @@ class Resources:
         resource["labelFingerprint"] = fingerprint(resource["labels"])
         path = self._world.path(scope, collection, name)
         return self._world.finish(self._world.begin(scope, "setLabels", path, resource["id"]), in_s=SETTLE_S)
-
-
-def page(items: list[Resource], query: Mapping[str, str]) -> tuple[list[Resource], str | None]:
-    """Return the part of a list that is asked for and the token of the next. Raises Refused."""
-    kept = [item for item in items if _fits(item, query.get("filter", ""))]
-    try:
-        start = int(query.get("pageToken") or 0)
-        size = min(int(query.get("maxResults") or _DEFAULT_PAGE), _DEFAULT_PAGE)
-    except ValueError:
-        text = f"Invalid value for field 'pageToken': '{query.get('pageToken')}'. The page token is invalid."
-        raise Refused("invalid", text) from None
-    following = start + size
-    return kept[start:following], str(following) if following < len(kept) else None
-
-
-def listing(world: World, path: str, kind: str, items: list[Resource], query: Mapping[str, str]) -> Resource:
-    """Return a list as Compute Engine sends it. An empty one has no ``items``."""
-    shown, following = page(items, query)
-    answer: Resource = {"kind": f"compute#{kind}List", "id": path, "selfLink": world.link(path)}
-    if shown:
-        answer["items"] = shown
-    if following is not None:
-        answer["nextPageToken"] = following
-    return answer
-
-
-def aggregated(
-    world: World, collection: str, scopes: Mapping[str, list[Resource]], query: Mapping[str, str]
-) -> Resource:
-    """Return one list over every scope. A scope without results says so."""
-    flat = [{**item, "_scope": scope} for scope, items in scopes.items() for item in items]
-    shown, following = page(flat, query)
-    items: dict[str, Any] = {}
-    for scope in scopes:
-        mine = [{k: v for k, v in one.items() if k != "_scope"} for one in shown if one["_scope"] == scope]
-        warning = {
-            "code": "NO_RESULTS_ON_PAGE",
-            "message": f"There are no results for scope '{scope}' on this page.",
-            "data": [{"key": "scope", "value": scope}],
-        }
-        items[scope] = {collection: mine} if mine else {"warning": warning}
-    path = f"projects/{world.project}/aggregated/{collection}"
-    kind = f"compute#{collection.removesuffix('s')}AggregatedList"
-    answer: Resource = {"kind": kind, "id": path, "items": items, "selfLink": world.link(path)}
-    if following is not None:
-        answer["nextPageToken"] = following
-    return answer
-
-
-def _fits(item: Resource, text: str) -> bool:
-    """Say whether a resource fits a filter: terms ``field op value`` that all must hold. Raises Refused."""
-    rest = re.sub(r"\bAND\b", " ", _TERM.sub(" ", text)).replace("(", " ").replace(")", " ").strip()
-    if rest:
-        raise Refused("invalid", f"Invalid value for field 'filter': '{text}'. Invalid list filter expression.")
-    return all(_holds(item, *match.groups()) for match in _TERM.finditer(text))
-
-
-def _holds(item: Resource, field: str, operator: str, value: str) -> bool:
-    wanted = value.strip("\"'")
-    have: Any = item
-    for part in field.split("."):
-        have = have.get(part) if isinstance(have, dict) else None
-    text = "" if have is None else str(have).lower() if isinstance(have, bool) else str(have)
-    if operator == ":":
-        return have is not None and (wanted == "*" or wanted.rstrip("*") in text)
-    if operator == "eq":
-        return re.fullmatch(wanted, text) is not None
-    if operator == "ne":
-        return re.fullmatch(wanted, text) is None
-    return (text == wanted) == (operator == "=")

@@ -37,6 +37,11 @@ class Request:
         """The zone or region."""
         return self.scope.partition("/")[2]
 
+    @property
+    def reads(self) -> bool:
+        """Whether it changes nothing."""
+        return self.method.rpartition(".")[2] in {"get", "list", "aggregatedList", "getSerialPortOutput"}
+
     def digest(self) -> str:
         """Return a digest of what is asked, for telling whether a second request is the same."""
         named = {key: value for key, value in self.query.items() if key != "requestId"}
