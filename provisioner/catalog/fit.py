@@ -57,7 +57,7 @@ def candidates(cloud: str, request: Wanted, instance_types: Sequence[str]) -> It
 def unfit(machine: Machine, request: Wanted, *, named: bool) -> str:
     """Say why a machine type cannot run this job, or nothing."""
     name = machine.instance_type
-    if reason := _unusable(machine):
+    if reason := unusable(machine):
         return reason
     if not matches(request.gpus, machine.gpu):
         return f"{name} has {machine.gpu}, the job asks for {' or '.join(request.gpus)}"
@@ -112,7 +112,7 @@ def right_size(machine: Machine, count: int) -> int:
     return min(sizes, default=count)
 
 
-def _unusable(machine: Machine) -> str:
+def unusable(machine: Machine) -> str:
     """Say why a machine type can run no job of ours, or nothing."""
     name, card = machine.instance_type, tables.cards().get(machine.gpu)
     if card is not None and card.driver == "amd":

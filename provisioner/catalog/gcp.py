@@ -82,6 +82,13 @@ def gcp_machine_types(names: Sequence[str]) -> tuple[str, ...]:
     )
 
 
+def usual(machine: Machine) -> bool:
+    """Say whether a machine is one to show and to offer unasked: of n1 with cards, a common size."""
+    if "+" not in machine.instance_type:
+        return True
+    return machine.host.startswith("n1-standard") and machine.vcpus // machine.gpu_count in _VCPUS_A_CARD
+
+
 def _candidates(request: Wanted, machine_types: Sequence[str]) -> Iterator[Machine]:
     if machine_types:
         for machine in candidates("gcp", request, gcp_machine_types(machine_types)):
@@ -90,15 +97,9 @@ def _candidates(request: Wanted, machine_types: Sequence[str]) -> Iterator[Machi
                 yield machine
         return
     for machine in candidates("gcp", request, ()):
-        if "+" not in machine.instance_type or _usual(machine, request.count):
+        cards = machine.gpu_count
+        if "+" not in machine.instance_type or (usual(machine) and cards == right_size(machine, request.count)):
             yield machine
-
-
-def _usual(machine: Machine, count: int) -> bool:
-    """Say whether an n1 machine is one to offer unasked: as many cards as were asked for, a common size."""
-    a_card = machine.vcpus // machine.gpu_count
-    fits = machine.gpu_count == right_size(machine, count)
-    return fits and machine.host.startswith("n1-standard") and a_card in _VCPUS_A_CARD
 
 
 def _host(name: str) -> str:

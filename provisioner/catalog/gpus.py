@@ -38,6 +38,14 @@ def card(name: str) -> Card | None:
     return cards().get(canonical(name) or "")
 
 
+def sized(name: str, memory_mib: int) -> str | None:
+    """Return the card that a cloud calls by a name and a memory: ``A100`` with 81920 MiB is an A100-80GB."""
+    ours = canonical(name)
+    sizes = [one for one in cards().values() if ours is not None and ours in {one.name, one.group}]
+    nearest = min(sizes, key=lambda one: abs(one.vram_gb - memory_mib / 1024), default=None)
+    return nearest.name if nearest else None
+
+
 def matches(wanted: Iterable[str], offered: str) -> bool:
     """Say whether a card of an offer is one of those wanted. None wanted means that any will do.
 

@@ -45,9 +45,11 @@ class Table:
     source: str
 
     def merged(self, older: Table | None, key: int) -> Table:
-        """Lay these rows over older ones of the same table."""
+        """Lay these rows over older ones of the same table. An empty cell takes nothing away."""
         kept = {row[:key]: row for row in (older.rows if older else ())}
-        kept.update({row[:key]: row for row in self.rows})
+        for row in self.rows:
+            old = kept.get(row[:key], row)
+            kept[row[:key]] = tuple(new or was for new, was in zip(row, old, strict=True))
         return Table(tuple(sorted(kept.values())), self.read_at, self.source)
 
 

@@ -231,10 +231,14 @@ def _mib(gpu: str) -> int:
 @cache
 def _rates() -> dict[tuple[str, str], tuple[Decimal | None, Decimal | None]]:
     """Return Google's (region, item) -> on-demand and spot price an hour in USD. What an item is: SOURCES.md."""
-    return {
-        (region, item): (Decimal(on_demand) if on_demand else None, Decimal(spot) if spot else None)
-        for region, item, on_demand, spot in _rows("gcp_rates")
-    }
+    rates: dict[tuple[str, str], tuple[Decimal | None, Decimal | None]] = {}
+    for region, item, on_demand, spot in _rows("gcp_rates"):
+        older = rates.get((region, item), (None, None))  # a newer row may know one market only
+        rates[region, item] = (
+            Decimal(on_demand) if on_demand else older[0],
+            Decimal(spot) if spot else older[1],
+        )
+    return rates
 
 
 _RATED = {

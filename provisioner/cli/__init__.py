@@ -19,6 +19,7 @@ COMMANDS = {
     "config": ("provisioner.cli.config:config_group", "Check a failover.yaml; print its JSON schema."),
     "check": ("provisioner.cli.check:check", "Show AutoDL's stock, prices and balance; wait for cards."),
     "plan": ("provisioner.cli.plan:plan", "Show where the job would run, and why."),
+    "catalog": ("provisioner.cli.catalog:catalog_group", "List GPU machines, zones and prices; bring them up to date."),
     "run": ("provisioner.cli.run:run", "Run the job until it is done, wherever there are GPUs."),
     "status": ("provisioner.cli.status:status", "Show jobs and their machines."),
     "logs": ("provisioner.cli.status:logs", "Print the training log of a job."),

@@ -1,0 +1,177 @@
+"""Google Cloud: machine types and cards by zone from Compute Engine, list prices of both markets from Cloud Billing.
+
+Permissions: compute.machineTypes.list and compute.acceleratorTypes.list in the project; the price list asks for none,
+but the project must have the Cloud Billing API enabled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+from provisioner.catalog import tables
+from provisioner.catalog.overlay import Table
+from provisioner.catalog.refresh.found import Found, Missed, one_line
+
+Get = Callable[[str, Mapping[str, str]], Mapping[str, Any]]
+"""GET of a path (``compute/v1/...`` or ``billing/v1/...``) with a query: the JSON of the answer, or an error."""
+
+COMPUTE_ENGINE = "6F81-5844-456A"
+"""Id of the service in the price list."""
+_WITH_CARDS = 'name eq "(a2|a3|a4|g2|g4)-.*"'
+_MONTH_H = 730
+_NANO = Decimal(10) ** 9
+
+_HOSTS = {
+    "n1-standard-96": ("N1 Predefined", 96, 360), "n1-highmem-96": ("N1 Predefined", 96, 624),
+    "g2-standard-16": ("G2", 16, 64), "a2-highgpu-8g": ("A2", 96, 680), "a2-megagpu-16g": ("A2", 96, 1360),
+    "a2-ultragpu-8g": ("A2", 96, 1360), "a3-highgpu-8g": ("A3", 208, 1872),
+}  # fmt: skip
+"""Item of the rates -> the name of its vCPUs and memory in the price list, how many vCPUs, GiB of memory."""
+_CARDS = {
+    "Tesla T4": "T4", "Tesla V100": "V100", "Tesla P100": "P100", "Tesla P4": "P4", "L4": "L4",
+    "Tesla A100": "A100-40GB", "Tesla A100 80GB": "A100-80GB", "H100 80GB": "H100",
+}  # fmt: skip
+_CORE = re.compile(r"(Spot Preemptible )?(N1 Predefined|G2|A2|A3) Instance (Core|Ram) running in ")
+_CARD = re.compile(r"Nvidia (.+?) GPU (attached to Spot Preemptible VMs )?running in ")
+_DISK = re.compile(r"SSD backed Local Storage( attached to Spot Preemptible VMs)?(?: in |$)")
+
+
+def refresh(get: Get, project: str, *, now: float) -> Found:
+    """Ask both services. What one refuses is missed, the other is read all the same."""
+    made: dict[str, Table] = {}
+    missed: list[Missed] = []
+
+    def ask(what: str, source: str, call: Callable[[], dict[str, set[tuple[str, ...]]]]) -> None:
+        try:
+            rows = call()
+        except Exception as error:  # noqa: BLE001 - a refusal, no answer, or a shape that Google does not document
+            missed.append(Missed("gcp", what, one_line(error)))
+            return
+        made.update({name: Table(tuple(sorted(some)), now, source) for name, some in rows.items() if some})
+        if not any(rows.values()):
+            missed.append(Missed("gcp", what, "the answer holds nothing that the catalog knows"))
+
+    ask("zones and machine types", "GCE machineTypes and acceleratorTypes", lambda: _offered(get, project))
+    ask("prices", "Cloud Billing SKUs", lambda: {"gcp_rates": set(_rates(_skus(get)))})
+    return Found(made, tuple(missed))
+
+
+def _offered(get: Get, project: str) -> dict[str, set[tuple[str, ...]]]:
+    card_of = {name: card.name for card in tables.cards().values() for name in card.gcp}
+    on_n1 = {machine.gpu for machine in tables.machines("gcp").values() if "+" in machine.instance_type}
+    letters: dict[tuple[str, str], set[str]] = {}
+    hosts: set[tuple[str, ...]] = set()
+
+    def sold(zone: str, name: str) -> None:
+        region, _, letter = zone.rpartition("-")
+        if len(letter) == 1:  # us-south1-ai1b is a zone for reserved capacity
+            letters.setdefault((region, name), set()).add(letter)
+
+    path = f"compute/v1/projects/{project}/aggregated"
+    for zone, item in _aggregated(get, f"{path}/machineTypes", "machineTypes", {"filter": _WITH_CARDS}):
+        accelerators = item.get("accelerators") or ()
+        accelerator = str(accelerators[0]["guestAcceleratorType"]) if accelerators else ""
+        if accelerator not in card_of:
+            continue
+        name = str(item["name"])
+        known = tables.machines("gcp").get(name)
+        markets = str(known.markets[0]) if known and len(known.markets) == 1 else ""
+        count, vcpus = str(accelerators[0]["guestAcceleratorCount"]), str(item["guestCpus"])
+        memory = f"{Decimal(str(item['memoryMb'])) / 1024:f}"
+        hosts.add((name, card_of[accelerator], count, accelerator, vcpus, memory, markets))
+        sold(zone, name)
+    for zone, item in _aggregated(get, f"{path}/acceleratorTypes", "acceleratorTypes", {}):
+        if (gpu := card_of.get(str(item["name"]))) in on_n1:
+            sold(zone, f"n1+{gpu}")
+    zones = {(region, name, "".join(sorted(some))) for (region, name), some in letters.items()}
+    return {"gcp_hosts": hosts, "gcp_zones": zones}
+
+
+def _aggregated(get: Get, path: str, kind: str, query: Mapping[str, str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield zone and item of an aggregated list. What is deprecated can still be had and is kept; obsolete is not."""
+    token = ""
+    while True:
+        page = get(path, {**query, "maxResults": "500", **({"pageToken": token} if token else {})})
+        for scope, group in page.get("items", {}).items():
+            for item in group.get(kind, ()):
+                if item.get("deprecated", {}).get("state") not in {"OBSOLETE", "DELETED"}:
+                    yield scope.removeprefix("zones/"), item
+        token = str(page.get("nextPageToken") or "")
+        if not token:
+            return
+
+
+def _skus(get: Get) -> Iterator[Mapping[str, Any]]:
+    token = ""
+    while True:
+        page = get(
+            f"billing/v1/services/{COMPUTE_ENGINE}/skus",
+            {"pageSize": "5000", "currencyCode": "USD", **({"pageToken": token} if token else {})},
+        )
+        yield from page.get("skus", ())
+        token = str(page.get("nextPageToken") or "")
+        if not token:
+            return
+
+
+def _rates(skus: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Yield region, item, on-demand and spot price. Reservations and commitments have descriptions of other forms."""
+    unit: dict[tuple[str, str, bool], Decimal] = {}
+    for sku in skus:
+        named = _named(str(sku.get("description", "")))
+        price = _price(sku)
+        if named is None or price is None:
+            continue
+        name, spot = named
+        if sku.get("category", {}).get("usageType") != ("Preemptible" if spot else "OnDemand"):
+            continue
+        for region in sku.get("serviceRegions", ()):
+            unit[region, name, spot] = price
+    yield from _items(unit)
+
+
+def _items(unit: Mapping[tuple[str, str, bool], Decimal]) -> Iterator[tuple[str, ...]]:
+    def pair(region: str, *parts: tuple[str, int | Decimal]) -> tuple[str, str]:
+        prices = []
+        for spot in (False, True):
+            found = [(unit.get((region, name, spot)), amount) for name, amount in parts]
+            known = [price * amount for price, amount in found if price is not None]
+            prices.append(f"{round(sum(known), 6).normalize():f}" if len(known) == len(parts) else "")
+        return prices[0], prices[1]
+
+    for region in sorted({region for region, _, _ in unit}):
+        items = {
+            item: ((f"{family} Core", cpus), (f"{family} Ram", ram)) for item, (family, cpus, ram) in _HOSTS.items()
+        }
+        cards = {card: ((card, 1),) for card in _CARDS.values()}
+        disk = {"local-ssd": (("local-ssd", Decimal(375) / _MONTH_H),)}
+        for item, parts in {**items, **cards, **disk}.items():
+            on_demand, spot = pair(region, *parts)
+            if on_demand or spot:
+                yield region, item, on_demand, spot
+
+
+def _named(description: str) -> tuple[str, bool] | None:
+    """Return what a line of the price list is for, and whether it is the spot market's."""
+    if match := _CORE.match(description):
+        return f"{match[2]} {match[3]}", bool(match[1])
+    if match := _CARD.match(description):
+        card = _CARDS.get(match[1])
+        return None if card is None else (card, bool(match[2]))
+    if match := _DISK.match(description):
+        return "local-ssd", bool(match[1])
+    return None
+
+
+def _price(sku: Mapping[str, Any]) -> Decimal | None:
+    """Return the price of the last tier in USD for an hour (a month, for disks); None for nothing and for zero."""
+    infos = sku.get("pricingInfo") or ()
+    rates = infos[-1].get("pricingExpression", {}).get("tieredRates") if infos else None
+    if not rates:
+        return None
+    money = rates[-1].get("unitPrice", {})
+    amount = Decimal(str(money.get("units") or 0)) + Decimal(str(money.get("nanos") or 0)) / _NANO
+    return amount if amount > 0 and money.get("currencyCode", "USD") == "USD" else None
