@@ -49,7 +49,7 @@ def print_plan(plan: Plan, copies: Sequence[CopyPrice], *, whole: bool) -> None:
     rows = list(_rows(plan.ranked))
     shown = rows if whole else rows[:ROWS]
     if shown:
-        click.echo(_columns("try", "machine", "GPU", "market", "an hour", "to the end", "time"))
+        click.echo(_columns("try", "machine", "market", "an hour", "to the end", "time"))
     place = ""
     for block, lines in shown:
         if block != place:
@@ -183,13 +183,13 @@ def _row(tries: str, one: Ranked, offers: Sequence[Any]) -> list[str]:
     gpu = f"{offer.gpu.count} x {offer.gpu.name}"
     zones = " ".join(_zone(offer.region, each.zone) for each in offers)
     where = f"{offer.region} {zones}".strip()
-    line = _columns(tries, offer.instance_type, gpu, offer.market, hour, cost, time)
-    return [line, *_wrapped(f"{where}: {one.reason}", indent="        ")]
+    line = _columns(tries, offer.instance_type, offer.market, hour, cost, time)
+    return [line, *_wrapped(f"{gpu}, {where}: {one.reason}", indent=" " * 8)]
 
 
-def _columns(tries: str, machine: str, gpu: str, market: str, hour: str, cost: str, time: str) -> str:
+def _columns(tries: str, machine: str, market: str, hour: str, cost: str, time: str) -> str:
     """Lay out a row. Columns give way to what is longer than usual."""
-    return f"{tries:>7} {machine:<18} {gpu:<11} {market:<9} {hour:>11} {cost:>11} {time:>7}".rstrip()
+    return f"{tries:>7} {machine:<20} {market:<9} {hour:>13} {cost:>13} {time:>8}".rstrip()
 
 
 def _passed_rows(passed_over: Sequence[PassedOver]) -> Iterator[str]:

@@ -18,7 +18,7 @@ passed over. So is what a budget cannot bear. A price that nobody knows is never
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 
 from provisioner import catalog
@@ -48,29 +48,51 @@ def rank(
 ) -> Plan:
     """Rank offers. ``now`` is Unix seconds; ``lost`` the offer whose machine just went away.
 
-    ``ceiling`` tells the most that an hour can cost, ``spot_price`` what it cost when prices were last looked up.
-
-    Every offer is either ranked or passed over; one that is given twice counts once.
+    ``ceiling`` tells the most that an hour can cost, ``spot_price`` what it cost when prices were last looked up. Every
+    offer is either ranked or passed over; one that is given twice counts once.
     """
     desk = _Desk(blocks, memory.forget(now), now, terms or Terms(), ceiling, spot_price)
-    candidates: list[Candidate] = []
+    found: list[tuple[str, Offer, Candidate]] = []
     passed = list(passed_over)
-    for offer in {offer.key: offer for offer in offers}.values():
-        found = desk.place(offer)
-        if isinstance(found, Candidate):
-            candidates.append(found)
+    for key, offer in {offer.key: offer for offer in offers}.items():
+        place = desk.place(offer)
+        if isinstance(place, Candidate):
+            found.append((key, offer, place))
         else:
-            passed.append(PassedOver(offer.key, found, offer))
-    turns = _turns(candidates)
-    candidates.sort(key=lambda one: _order(one, lost, turns[one.offer.key], desk.terms))
-    ranked = tuple(
-        Ranked(
-            one.offer, reason(one, lost, desk.terms), one.block.name, one.at_most, one.expected, one.basis,
-            one.distance_ms,
+            passed.append(PassedOver(key, place, offer))
+    return Plan(tuple(_ranked(found, desk, lost)), tuple(passed))
+
+
+def _ranked(found: Sequence[tuple[str, Offer, Candidate]], desk: _Desk, lost: Offer | None) -> Iterator[Ranked]:
+    """Yield what a place takes in its order. What zones of one machine type share is looked at once."""
+    terms = desk.terms
+    alike = {id(one): one for _, _, one in found}
+    figures = {name: _figures(one, terms) for name, one in alike.items()}
+    step = {value: number for number, value in enumerate(sorted(set(figures.values())))}
+    turns = _turns(found)
+
+    def order(one: tuple[str, Offer, Candidate]) -> tuple[object, ...]:
+        key, offer, candidate = one
+        return (
+            lost is not None and lost_zone(offer, lost),
+            candidate.late,
+            (0 if candidate.block.home else 1) if terms.by_cost else candidate.position,
+            not desk.named(offer),
+            lost is not None and lost_region(offer, lost),
+            step[figures[id(candidate)]],
+            turns[key],
+            candidate.turn,
+            key,
         )
-        for one in candidates
-    )  # fmt: skip
-    return Plan(ranked, tuple(passed))
+
+    told: dict[tuple[object, ...], str] = {}
+    for _, offer, one in sorted(found, key=order):
+        named = desk.named(offer)
+        special = (named, lost is not None and lost_zone(offer, lost))
+        words = told.get((id(one), *special))
+        if words is None:
+            words = told[id(one), *special] = reason(one, offer, lost, terms, named=named)
+        yield Ranked(offer, words, one.block.name, one.at_most, one.expected, one.basis, one.distance_ms)
 
 
 class _Desk:
@@ -91,6 +113,7 @@ class _Desk:
         self.terms = terms
         self.ceiling = ceiling
         self.spot_price = spot_price
+        self._zoned = any(block.zones for block in blocks)
         self._named = {
             (entry.offer.cloud, entry.offer.instance_type, entry.offer.market, zone)
             for entry in memory.entries
@@ -98,26 +121,28 @@ class _Desk:
         }
         self._found: dict[tuple[object, ...], Candidate | str] = {}
 
+    def named(self, offer: Offer) -> bool:
+        """Say whether a cloud named the zone as having room for this machine."""
+        return bool(self._named) and (offer.cloud, offer.instance_type, offer.market, offer.zone) in self._named
+
     def place(self, offer: Offer) -> Candidate | str:
         """Find the first place that takes an offer, or say why none does."""
-        refusal = self.memory.blocking(offer, self.now)
-        if refusal is not None:
-            failure, left = refusal.failure, refusal.until - self.now
-            return f"{failure.kind} ({failure.code}) for this {failure.scope}, tried again in {left:.0f} s"
-        rate = loss_rate(offer, self.terms.seen)
-        zoned = offer.zone if any(block.zones for block in self.blocks) else ""
-        seen = None
+        if self.memory.entries:
+            refusal = self.memory.blocking(offer, self.now)
+            if refusal is not None:
+                failure, left = refusal.failure, refusal.until - self.now
+                return f"{failure.kind} ({failure.code}) for this {failure.scope}, tried again in {left:.0f} s"
+        rate, seen = loss_rate(offer, self.terms.seen), None
         if offer.market is Market.SPOT and offer.price_per_hour is None:
             seen = self.spot_price(offer)
-        alike = (offer.cloud, offer.region, zoned, offer.instance_type, offer.market, offer.gpu, offer.price_per_hour)
-        key = (*alike, offer.available, rate, seen)
-        if key not in self._found:
-            self._found[key] = self._judge(offer, rate, seen)
-        found = self._found[key]
-        if isinstance(found, str):
-            return found
-        named = (offer.cloud, offer.instance_type, offer.market, offer.zone) in self._named
-        return found if found.offer is offer and not named else found.at(offer, named=named)
+        zone = offer.zone if self._zoned else ""
+        # Of GPUs and prices the very objects: to compare them whole would cost more than what is saved here.
+        like = (offer.cloud, offer.region, zone, offer.instance_type, offer.market, id(offer.gpu))
+        key = (*like, id(offer.price_per_hour), offer.available, rate, seen)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = self._judge(offer, rate, seen)
+        return found
 
     def _judge(self, offer: Offer, rate: float, seen: Money | None) -> Candidate | str:
         reasons: list[tuple[int, str]] = []
@@ -173,8 +198,19 @@ class _Desk:
             and outlook is not None
             and outlook.hours * 3600.0 > terms.seconds_left
         )
+        regions = block.regions
         return Candidate(
-            offer, block, position, ceiling, price, at_most, basis, outlook, late, terms.distance_ms(offer), named=False
+            offer=offer,
+            block=block,
+            position=position,
+            ceiling=ceiling,
+            price=price,
+            at_most=at_most,
+            basis=basis,
+            expected=outlook,
+            late=late,
+            distance_ms=terms.distance_ms(offer),
+            turn=regions.index(offer.region) if offer.region in regions else len(regions),
         )
 
     def _over_budget(self, one: Candidate, rate: float) -> str:
@@ -197,40 +233,26 @@ class _Desk:
         return f"would cost about {cost:.2f} USD to the end, and policy.budget leaves {left}"
 
 
-def _order(one: Candidate, lost: Offer | None, turn: int, terms: Terms) -> tuple[object, ...]:
+def _figures(one: Candidate, terms: Terms) -> tuple[object, ...]:
+    """Return what the zones of one machine type are compared by with others."""
     offer = one.offer
     cost = one.expected.cost if one.expected is not None else None
     reference = one.ceiling or catalog.reference_price(offer.instance_type, offer.cloud)
-    known = 2 if cost is None else 1 if one.basis == "cap" else 0
     bound = one.at_most if cost is None else None
-    regions = one.block.regions
     return (
-        lost_zone(offer, lost),
-        one.late,
-        (0 if one.block.home else 1) if terms.by_cost else one.position,
-        not one.named,
-        lost_region(offer, lost),
-        known,
+        2 if cost is None else 1 if one.basis == "cap" else 0,
         cost if cost is not None else terms.usd(bound) if bound is not None else Decimal("Infinity"),
         terms.usd(reference) if reference is not None else Decimal("Infinity"),
         one.distance_ms if one.distance_ms is not None else float("inf"),
         one.position,
         offer.instance_type,
         one.block.markets.index(offer.market),
-        turn,
-        regions.index(offer.region) if offer.region in regions else len(regions),
-        offer.key,
     )
 
 
-def _turns(candidates: Sequence[Candidate]) -> dict[str, int]:
+def _turns(found: Sequence[tuple[str, Offer, Candidate]]) -> dict[str, int]:
     """Number the zones of each region, for each type and market: zones with one number are tried before the next."""
-    groups: dict[tuple[object, ...], list[Offer]] = {}
-    for one in candidates:
-        offer = one.offer
-        groups.setdefault((one.position, offer.region, offer.instance_type, offer.market), []).append(offer)
-    return {
-        offer.key: turn
-        for group in groups.values()
-        for turn, offer in enumerate(sorted(group, key=lambda offer: offer.zone))
-    }
+    groups: dict[tuple[object, ...], list[tuple[str, str]]] = {}
+    for key, offer, one in found:
+        groups.setdefault((one.position, offer.region, offer.instance_type, offer.market), []).append((offer.zone, key))
+    return {key: turn for group in groups.values() for turn, (_, key) in enumerate(sorted(group))}

@@ -67,7 +67,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An offer with the place that takes it, and its figures."""
+    """A place that takes an offer, and the offer's figures there. ``offer`` stands for all zones of its kind."""
 
     offer: Offer
     block: Block
@@ -80,16 +80,8 @@ class Candidate:
     expected: Expected | None
     late: bool
     distance_ms: float | None
-    named: bool
-    """A cloud named its zone as having room."""
-
-    def at(self, offer: Offer, *, named: bool) -> Candidate:
-        """Return the same for another zone."""
-        values = (getattr(self, name) for name in _SHARED)
-        return Candidate(offer, *values, named)
-
-
-_SHARED = tuple(field for field in Candidate.__slots__ if field not in {"offer", "named"})
+    turn: int
+    """Where its region stands in the place's list."""
 
 
 def lost_region(offer: Offer, lost: Offer | None) -> bool:

@@ -11,16 +11,15 @@ from provisioner.planner.ranking import Candidate, Ranked, elsewhere, lost_regio
 from provisioner.planner.terms import Terms
 
 
-def reason(one: Candidate, lost: Offer | None, terms: Terms) -> str:
-    """Return what is special about an offer, beginning with its price."""
-    offer = one.offer
+def reason(one: Candidate, offer: Offer, lost: Offer | None, terms: Terms, *, named: bool) -> str:
+    """Return what is special about an offer, beginning with its price. ``named``: a cloud told that it has room."""
     parts = [_price_words(one)]
     if offer.gpu.count > one.block.count:
         parts.append(f"{offer.gpu.count} GPUs, {one.block.count} asked for")
     known = catalog.card(offer.gpu.name)
     if offer.cloud == "aws" and known is not None and known.driver == "proprietary":
         parts.append(f"{known.name} needs a machine image with the proprietary driver")
-    if one.named:
+    if named:
         parts.append("early, since the cloud named this zone as having room")
     if one.late and one.expected is not None and terms.seconds_left is not None:
         left = f"the deadline leaves {terms.seconds_left / 3600:.1f} h"
@@ -104,9 +103,14 @@ def _price_words(one: Candidate) -> str:
     if bound is None:
         return price + elsewhere(offer)
     if bound == ceiling:
-        return f"{price}, at most {bound} as on demand"
+        return f"{price}, at most {bound} as on demand{_reckoned(one)}"
     usual = f" (on demand {ceiling})" if ceiling is not None else elsewhere(offer)
-    return f"{price}{usual}, the cloud holds it to max_price {bound}"
+    return f"{price}{usual}, the cloud holds it to max_price {bound}{_reckoned(one)}"
+
+
+def _reckoned(one: Candidate) -> str:
+    words = {"seen": "last seen at", "ceiling": "reckoned as"}
+    return f", {words[one.basis]} {one.price}" if one.basis in words and one.price != one.ceiling else ""
 
 
 def _hours(hours: float) -> str:

@@ -79,7 +79,7 @@ def test_spot_machines_of_every_type_come_before_machines_on_demand_the_cheapest
         ("g4dn.xlarge", Market.ON_DEMAND),
         ("g6.xlarge", Market.ON_DEMAND),
     ]
-    assert plan.ranked[0].reason == "the spot price is unknown, at most 0.526 USD as on demand"
+    assert plan.ranked[0].reason == "the spot price is unknown, at most 0.526 USD as on demand, reckoned as 0.2104 USD"
     assert plan.ranked[0].at_most == usd(0.526)
 
 
