@@ -81,6 +81,7 @@ def check(  # noqa: PLR0917 - click's signature
         print_json(found.document())
     else:
         _print(found)
+        _tell_of_google(file)
     ctx.exit(int(ExitCode.DONE if found.fits else ExitCode.NO_OFFER))
 
 
@@ -104,6 +105,22 @@ def _question(
     request = Request(gpus=wanted.gpus, count=wanted.count, min_vram_gb=wanted.min_vram_gb, cuda=wanted.cuda)
     settings = loaded.primary.autodl
     return Question(settings, request, regions, gpus), base_url or settings.base_url
+
+
+def _tell_of_google(file: Path | None) -> None:
+    """Say on stderr whether the Google Cloud projects of the file answer: where the job goes when no card is free."""
+    if file is None and not _DEFAULT.exists():
+        return
+    from provisioner import config
+
+    blocks = config.load(file or _DEFAULT).fallback
+    for project in dict.fromkeys(block.gcp.project for block in blocks if block.gcp):
+        from provisioner.clouds.gcp.probe import look
+
+        try:
+            click.echo(f"gcp: {look(project, os.environ)}", err=True)
+        except CloudError as error:
+            click.echo(f"gcp: {error}; {error.hint}", err=True)
 
 
 def _client(base_url: str) -> AutodlClient:

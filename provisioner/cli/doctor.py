@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -64,8 +65,8 @@ def examine(config: Config | None, environ: Mapping[str, str]) -> Iterator[Findi
     """Yield one finding after the other. Without a configuration only this machine is looked at."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     yield Finding("python", "ok", version)
-    uses_aws = config is None or any(block.aws for block in config.fallback)
-    yield _run("terraform", lambda: _terraform(environ)) if uses_aws else Finding("terraform", "skip", "not needed")
+    needed = config is None or any(block.aws or block.gcp for block in config.fallback)
+    yield _run("terraform", lambda: _terraform(environ)) if needed else Finding("terraform", "skip", "not needed")
     docker = shutil.which("docker")
     yield Finding("docker", "ok" if docker else "skip", docker or "not here; only `make image` wants it")
     if config is None:
@@ -83,9 +84,16 @@ def examine(config: Config | None, environ: Mapping[str, str]) -> Iterator[Findi
                 "the job runs on AWS's Base image, which has drivers and no Python packages",
                 "set job.image to your training image, or ami to one that holds what the command needs",
             )
+    for project in dict.fromkeys(block.gcp.project for block in config.fallback if block.gcp):
+        yield _run("gcp", partial(_gcp, project, environ))
     for index, block in enumerate(config.fallback):
-        if block.gcp:
-            yield Finding(f"fallback[{index}].gcp", "warn", "Google Cloud is not in this version; passed over")
+        if block.gcp and not block.gcp.image and not config.job.image:
+            yield Finding(
+                f"fallback[{index}].gcp",
+                "warn",
+                "the job runs on Google's Deep Learning image, which has drivers and CUDA and no framework",
+                "set job.image to your training image, or image to one that holds what the command needs",
+            )
     yield from _stores(config, environ)
 
 
@@ -142,6 +150,12 @@ def _aws(environ: Mapping[str, str]) -> Finding:
             "aws", "fail", f"no AWS credentials: {type(error).__name__}", "aws configure, or AWS_PROFILE=..."
         )
     return Finding("aws", "ok", f"account {found['Account']}")
+
+
+def _gcp(project: str, environ: Mapping[str, str]) -> Finding:
+    from provisioner.clouds.gcp.probe import look
+
+    return Finding("gcp", "ok", look(project, environ))
 
 
 def _stores(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -23,6 +23,8 @@ from provisioner.terraform import render
 LINK_FRESH_S = 3600.0
 LINK_PATIENCE_S = 600.0
 PULL_PATIENCE_S = 1200.0
+BODY_COMPARED = frozenset({"aws", "gcp"})
+"""Clouds that compare a request with the earlier one of the same token."""
 LINK_S = 6 * 3600.0
 """How long a start link is asked for. Links signed with a session end with it, whatever is asked for."""
 
@@ -89,13 +91,15 @@ class Launcher:
     def launch(self, offer: Offer, epoch: int, attempt: int, published: Published) -> Launch:
         """Write the bootstrap object of an epoch and return what the claim needs.
 
-        The user data of one token never change, also not after a crash: EC2 refuses a token with other parameters.
+        The user data of one token never change, also not after a crash: EC2 and Compute Engine refuse a token with
+        other parameters.
         """
         token = claim_token(self.job, epoch, offer, attempt)
         key = layout.bootstrap(epoch, token)
         self.store.put(key, json.dumps(self._bootstrap(offer, epoch, token, published)).encode())
         script = self.directory.path / "launch" / f"{token}.sh"
-        if not script.exists() or (offer.cloud != "aws" and time.time() - script.stat().st_mtime > LINK_FRESH_S):
+        fixed = offer.cloud in BODY_COMPARED
+        if not script.exists() or (not fixed and time.time() - script.stat().st_mtime > LINK_FRESH_S):
             policy = self.config.policy
             text = render.bootstrap(
                 url=self.store.sign(key, LINK_S),

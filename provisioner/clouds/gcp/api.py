@@ -1,0 +1,169 @@
+"""One Google Cloud project: credentials, clients, time-outs, and retries that know which errors are worth one.
+
+Google's libraries are imported with the first call: that takes three seconds, and a job at AWS alone has no need of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
+
+from provisioner.clouds.gcp import answers
+from provisioner.clouds.gcp.errors import Refused, error_of, passing
+from provisioner.clouds.gcp.failures import failure_of
+
+T = TypeVar("T")
+CALL_S: Final = 20.0
+"""How long one call may take to connect, and again to answer."""
+READ_FOR_S: Final = 30.0
+"""How long a call that may be repeated is, while Google throttles or cannot be reached."""
+ENDPOINT: Final = "GOOGLE_COMPUTE_CUSTOM_ENDPOINT"
+TOKEN: Final = "GOOGLE_OAUTH_ACCESS_TOKEN"  # noqa: S105 - a variable's name, Terraform's own
+KEY_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
+_SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
+_ENDPOINTS: Final = {
+    "compute": (ENDPOINT, "https://compute.googleapis.com/compute/v1/"),
+    "iam": ("GOOGLE_IAM_CUSTOM_ENDPOINT", "https://iam.googleapis.com/v1/"),
+    "storage": ("GOOGLE_STORAGE_CUSTOM_ENDPOINT", "https://storage.googleapis.com/storage/v1/"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Time as a parameter. ``now`` is Unix time; ``tick`` only grows; both in seconds."""
+
+    now: Callable[[], float] = time.time
+    tick: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Account:
+    """One project, as the operator's credentials see it. Credentials and endpoints are those of Google's own tools."""
+
+    def __init__(self, project: str, environ: Mapping[str, str], clock: Clock | None = None) -> None:
+        """Hold the parts; ask nothing and import nothing yet."""
+        self.project = project
+        self.clock = clock or Clock()
+        self._environ = environ
+        self._credentials: Any = None
+        self._clients: dict[str, Any] = {}
+        self._session: Any = None
+        self._lock = threading.RLock()
+
+    def once(self, call: Callable[[], T]) -> T:
+        """Run a call. Raises Refused and its kin, with Google's own reason as ``failure``."""
+        from google.api_core.exceptions import GoogleAPIError
+        from google.auth.exceptions import GoogleAuthError
+        from google.protobuf.json_format import ParseError
+        from requests.exceptions import RequestException
+
+        try:
+            return call()
+        except (GoogleAPIError, GoogleAuthError, RequestException, ParseError) as error:
+            problems = answers.of_error(error)
+            raise error_of(failure_of(problems, project=self.project), problems[0].status) from error
+
+    def call(self, call: Callable[[], T], for_s: float = READ_FOR_S) -> T:
+        """Run a call that may be repeated, while its error is one that passes.
+
+        Raises LookupError for what is not there, else Refused and its kin.
+        """
+        retrying = Retrying(
+            retry=retry_if_exception(_passing),
+            stop=stop_after_delay(for_s),
+            wait=wait_exponential(multiplier=0.5, max=8.0) + wait_random(0, 0.5),
+            sleep=self.clock.sleep,
+            reraise=True,
+        )
+        try:
+            return retrying(self.once, call)
+        except Refused as error:
+            if error.status == 404:
+                raise LookupError(str(error)) from error
+            raise
+
+    def compute(self, client: str, method: str, request: Mapping[str, Any]) -> Any:
+        """Call a method of google-cloud-compute once, e.g. ``("InstancesClient", "get", {"zone": ...})``.
+
+        The project is added. A paged method gives its pager, which asks on while it is read: read it within the call.
+        """
+        asked = {"project": self.project, **request}
+        return getattr(self._client(client), method)(request=asked, retry=None, timeout=CALL_S)
+
+    def http(self, method: str, service: str, path: str, body: object = None) -> Any:
+        """Call ``iam`` or ``storage``, which need no library of their own; return the JSON of the answer.
+
+        Raises LookupError for what is not there, else Refused and its kin.
+        """
+        url = self._endpoint(service) + path
+
+        def ask() -> Any:
+            answer = self.once(partial(self._http_session().request, method, url, json=body, timeout=CALL_S))
+            try:
+                told = answer.json() if answer.content else {}
+            except ValueError:
+                told = {}
+            if answer.status_code >= 400:
+                problems = answers.of_answer(answer.status_code, told)
+                raise error_of(failure_of(problems, project=self.project), answer.status_code)
+            return told
+
+        return self.call(ask)
+
+    def _client(self, name: str) -> Any:
+        with self._lock:
+            if name not in self._clients:
+                self._clients[name] = self._make(name)
+            return self._clients[name]
+
+    def _make(self, name: str) -> Any:
+        from google.api_core.client_options import ClientOptions
+        from google.cloud import compute_v1
+
+        variable, _ = _ENDPOINTS["compute"]
+        url = urlsplit(self._environ.get(variable) or "")
+        options = ClientOptions(api_endpoint=f"{url.scheme}://{url.netloc}") if url.netloc else None
+        return getattr(compute_v1, name)(credentials=self._credentials_found(), client_options=options)
+
+    def _http_session(self) -> Any:
+        with self._lock:
+            if self._session is None:
+                from google.auth.transport.requests import AuthorizedSession
+
+                self._session = AuthorizedSession(self._credentials_found())
+            return self._session
+
+    def _endpoint(self, service: str) -> str:
+        variable, ordinary = _ENDPOINTS[service]
+        return (self._environ.get(variable) or ordinary).rstrip("/") + "/"
+
+    def _credentials_found(self) -> Any:
+        """Return the credentials: a ready token, a key file, or what Google's own library finds."""
+        with self._lock:
+            if self._credentials is None:
+                self._credentials = self._find_credentials()
+            return self._credentials
+
+    def _find_credentials(self) -> Any:
+        import google.auth
+        from google.oauth2.credentials import Credentials
+
+        token = self._environ.get(TOKEN)
+        if token:
+            ready: Any = Credentials
+            return ready(token)
+        path = self._environ.get(KEY_FILE)
+        found: Any = google.auth
+        credentials, _ = found.load_credentials_from_file(path, [_SCOPE]) if path else found.default([_SCOPE])
+        return credentials
+
+
+def _passing(error: BaseException) -> bool:
+    return isinstance(error, Refused) and passing(error.failure)

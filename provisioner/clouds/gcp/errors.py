@@ -1,0 +1,66 @@
+"""The errors that carry a failure of Google's, and what a claim reads from one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from provisioner.clouds.gcp.failures import NO_ACCOUNT, SPENT
+from provisioner.errors import CloudError, Unauthorized, Unreachable
+from provisioner.model import Failure, FailureKind, Scope
+
+
+class Refused(CloudError):
+    """Google refused a call. ``failure`` says why."""
+
+    def __init__(self, failure: Failure, status: int = 0) -> None:
+        """Make one line of it. ``status`` is HTTP's; 0: there was no answer."""
+        super().__init__(f"Google Cloud: {failure.code}: {failure.message}", hint=failure.advice)
+        self.failure = failure
+        self.status = status
+
+
+class RefusedAccess(Refused, Unauthorized):
+    """Credentials are missing or wrong, or a permission is missing."""
+
+
+class NoAnswer(Refused, Unreachable):
+    """Google gave no usable answer, or asked us to wait, until we gave up."""
+
+
+def error_of(failure: Failure, status: int = 0) -> Refused:
+    """Return the error for a failure that stops a call which has no failure in its answer."""
+    if failure.kind is FailureKind.UNAUTHORIZED:
+        return RefusedAccess(failure, status)
+    return NoAnswer(failure, status) if passing(failure) else Refused(failure, status)
+
+
+def passing(failure: Failure) -> bool:
+    """Say whether a failure passes by itself within seconds: throttled, a fault of Google's, no answer."""
+    return failure.kind in {FailureKind.THROTTLED, FailureKind.NETWORK}
+
+
+def stale(failure: Failure) -> bool:
+    """Say whether a failure means that the region's substrate is not what was noted."""
+    return (failure.kind, failure.scope) == (FailureKind.INVALID, Scope.REGION)
+
+
+def spent(failure: Failure) -> bool:
+    """Say whether a failure is about the claim's own name or request id: somebody has used it before."""
+    return failure.advice == SPENT.advice
+
+
+def machine_gone(text: str) -> Failure:
+    """Return the failure of a claim whose machine was made and is there no more, or stands still."""
+    return Failure(SPENT.kind, SPENT.scope, "MACHINE_GONE", text, SPENT.advice, SPENT.ttl_s)
+
+
+def account_not_yet_known(failure: Failure) -> bool:
+    """Say whether Compute Engine has not heard yet of a service account that was made a moment ago."""
+    return failure.advice == NO_ACCOUNT.advice
+
+
+def with_failure(error: CloudError, failure: Failure) -> CloudError:
+    """Let an error of somebody else's carry its failure, as the controller reads it."""
+    carrier: Any = error
+    carrier.failure = failure
+    return error

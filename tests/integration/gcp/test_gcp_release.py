@@ -1,0 +1,181 @@
+"""Releases, what is left over, quotas, and the end of a job at Google Cloud."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from provisioner.clouds.gcp import release
+from provisioner.clouds.gcp.probe import look
+from provisioner.errors import CloudError, TerraformError, Unauthorized
+from provisioner.model import FailureKind, Market, Node, NodeState, Owned, Scope
+
+
+def claim(room: Any, *args: Any) -> Node:
+    wanted = room.offer(*args)
+    node = room.cloud.claim(wanted, room.launch(wanted))
+    assert isinstance(node, Node), node
+    return node
+
+
+def billable(room: Any) -> list[Owned]:
+    return [thing for thing in room.cloud.owned() if thing.kind in ("machine", "volume")]
+
+
+def test_a_released_machine_is_gone_and_terraform_lets_go_of_it_before_it_takes_the_next(
+    room: Any, make_room: Any
+) -> None:
+    node = claim(room)
+    room.cloud.adopt(node)
+    room.cloud.release(node)
+    assert room.box.instances() == []
+    assert room.cloud.inspect(node) is NodeState.GONE
+    assert not billable(room)
+    name = node.id.partition("/")[2]
+    adopted = f"adopt projects/sandbox-project/zones/us-central1-b/instances/{name}"
+    assert room.stacks["us-central1"].runs == ["prepare", adopted], "a release waits for no Terraform"
+    room.cloud.release(node)  # once more is fine
+    changed = make_room(ssh_cidr="203.0.113.7/32")
+    changed.cloud.prepare("us-central1")
+    assert changed.stacks["us-central1"].runs == ["release", "prepare"]
+
+
+def test_a_disk_that_outlives_its_machine_goes_with_it(room: Any) -> None:
+    node = claim(room)
+    zone, name = node.id.split("/")
+    found = room.box.emulator._world.get(f"zones/{zone}", "instances", name)
+    found["disks"][0]["autoDelete"] = False  # somebody has changed it by hand
+    room.cloud.release(node)
+    assert room.box.emulator.state()["disks"] == []
+
+
+def test_a_machine_that_does_not_end_is_reported(room: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = claim(room)
+    monkeypatch.setattr(room.box.emulator._instances, "_end_s", 30.0)
+    zone, name = node.id.split("/")
+    with pytest.raises(CloudError, match=f"machine {node.id} is still there"):
+        release.terminate(room.cloud._compute("us-central1"), zone, name, room.cloud._clock, confirm_s=0.5)
+
+
+def test_a_preempted_machine_is_gone_with_its_disk(room: Any, eventually: Any) -> None:
+    node = claim(room)
+    machine = room.box.instances()[0]["id"]
+    assert eventually(lambda: room.box.machines.alive(machine))
+    room.box.emulator.take(machine)
+    assert eventually(lambda: room.cloud.inspect(node) is NodeState.GONE)
+    assert not billable(room)
+
+
+def test_r21_a_machine_that_switched_itself_off_is_found_with_its_disk_and_cost(room: Any, eventually: Any) -> None:
+    offer = room.offer()
+    node = room.cloud.claim(offer, room.launch(offer, user_data="#!/bin/bash\nsleep 0.2\nshutdown -h now\n"))
+    assert isinstance(node, Node)
+    assert eventually(lambda: room.cloud.inspect(node) is NodeState.STOPPED)
+    assert eventually(lambda: room.box.instances()[0]["state"] == "TERMINATED")
+    machine, volume = billable(room)
+    assert (machine.kind, machine.state, machine.price_per_hour) == ("machine", "terminated", None)
+    assert str(volume.price_per_hour) == "0.0137 USD"  # 100 GB of pd-balanced for an hour
+    room.cloud.release(replace(node, offer=replace(offer, zone="", instance_type="")))
+    assert not billable(room)
+
+
+def test_dismantle_leaves_nothing(make_room: Callable[..., Any]) -> None:
+    room = make_room(bucket="bucket", network="own")
+    node = claim(room)
+    room.cloud.release(node)
+    room.cloud.dismantle()
+    state = room.box.emulator.state()
+    assert [state[kind] for kind in ("networks", "subnetworks", "firewalls", "service_accounts", "disks")] == [[]] * 5
+    assert not room.cloud.owned()
+    assert not (room.box.directory / "job" / "terraform" / "gcp-us-central1").exists()
+    room.cloud.dismantle()  # once more is fine
+    room.cloud.prepare("us-central1")  # and it can begin again
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_dismantle_removes_what_no_state_file_names(make_room: Callable[..., Any], *, broken: bool) -> None:
+    """Terraform was killed between Google's answer and its note; or cannot run at all any more."""
+    room = make_room(bucket="bucket", network="own")
+    room.cloud.prepare("us-central1")
+    if broken:
+        room.stacks["us-central1"].fail = TerraformError("no provider")
+    else:
+        room.stacks["us-central1"].keep({})
+    kinds = {thing.kind for thing in room.cloud.owned()}
+    assert kinds == {"network", "subnetwork", "firewall", "service_account"}
+    room.cloud.dismantle()
+    assert not room.cloud.owned()
+    assert not [one for one in room.box.emulator.state()["bindings"] if "fo-1a2b3c4d" in str(one)]
+
+
+def test_dismantle_names_what_is_left(room: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = claim(room)
+    monkeypatch.setattr("provisioner.clouds.gcp.cloud.SWEPT_S", 0.5)
+    with pytest.raises(CloudError, match=f"Google Cloud still lists us-central1 machine {node.id}"):
+        room.cloud.dismantle()
+    room.cloud.release(node)
+    room.cloud.dismantle()
+
+
+def test_other_jobs_are_left_alone(room: Any) -> None:
+    node = claim(room)
+    zone, name = node.id.split("/")
+    other = room.box.emulator._world.get(f"zones/{zone}", "instances", name)
+    other["labels"] = {**other["labels"], "failover-uid": "ffffffff"}
+    disk = room.box.emulator._world.get(f"zones/{zone}", "disks", name)
+    disk["labels"] = other["labels"]
+    room.cloud.dismantle()
+    assert not room.cloud.owned()
+    assert room.box.living() == [node.id]
+
+
+def test_an_offer_over_its_quota_is_named_before_it_is_asked_for(room: Any) -> None:
+    emulator = room.box.emulator
+    emulator.set_quota("NVIDIA_T4_GPUS", 0.0, "us-central1")
+    emulator.set_quota("PREEMPTIBLE_NVIDIA_T4_GPUS", 0.0, "us-central1")
+    t4, l4 = room.offer(), room.offer(kind="g2-standard-4")
+    over = room.cloud.over_quota([t4, l4])
+    assert list(over) == [t4.key]
+    failure = over[t4.key]
+    assert (failure.kind, failure.scope, failure.code) == (
+        FailureKind.QUOTA,
+        Scope.FAMILY,
+        "PREEMPTIBLE_NVIDIA_T4_GPUS",
+    )
+    assert failure.message == (
+        "us-central1: PREEMPTIBLE_NVIDIA_T4_GPUS is 0, 0 in use and NVIDIA_T4_GPUS is 0, 0 in use; this machine needs 1"
+    )
+    assert "metric=compute.googleapis.com/preemptible_nvidia_t4_gpus&project=sandbox-project" in failure.advice
+    assert room.box.inserts() == []
+
+
+def test_a_machine_that_came_counts_at_once(room: Any) -> None:
+    room.box.emulator.set_quota("GPUS_ALL_REGIONS", 1.0)
+    offers = [room.offer(market=market) for market in Market]
+    assert not room.cloud.over_quota(offers)
+    node = claim(room)
+    over = room.cloud.over_quota(offers)
+    assert {failure.scope for failure in over.values()} == {Scope.ACCOUNT}
+    assert len(over) == 2
+    room.cloud.release(node)
+    assert not room.cloud.over_quota(offers)
+
+
+def test_quotas_that_cannot_be_read_block_nothing(room: Any) -> None:
+    room.box.emulator.faults.set([{"method": "regions.get", "code": "forbidden"}])
+    assert not room.cloud.over_quota([room.offer()])
+    assert [event["region"] for event in room.events.told if event["kind"] == "quotas_unknown"] == ["us-central1"]
+
+
+def test_the_doctor_says_whether_a_project_answers(gcp_box: Any) -> None:
+    assert (
+        look("sandbox-project", gcp_box.environ) == "project sandbox-project answers; 32 of 32 GPUs are free to ask for"
+    )
+    with pytest.raises(Unauthorized, match="invalid authentication"):
+        look("sandbox-project", {**gcp_box.environ, "GOOGLE_OAUTH_ACCESS_TOKEN": "wrong"})
+    with pytest.raises(CloudError) as caught:
+        look("another-project", gcp_box.environ)
+    assert "fallback.gcp.project" in caught.value.hint
