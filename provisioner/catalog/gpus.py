@@ -88,8 +88,8 @@ def autodl_pro_specs(name: str) -> tuple[str, ...]:
 
 def _plain(name: str) -> str:
     """Reduce ``NVIDIA GeForce RTX 4090`` and ``rtx-4090`` to one spelling, and ``80g`` to ``80gb``."""
-    text = re.sub(r"\b(nvidia|geforce|tesla)\b", "", name.casefold())
-    return re.sub(r"(?<=\d\d)g$", "gb", re.sub(r"[\s_()-]+", "", text))
+    text = re.sub(r"[\s_()-]+", "", name.casefold())
+    return re.sub(r"(?<=\d\d)g$", "gb", re.sub(r"^(nvidia|geforce|tesla)+", "", text))
 
 
 @cache
