@@ -18,6 +18,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_expone
 from provisioner.clouds.gcp import answers
 from provisioner.clouds.gcp.errors import Refused, error_of, passing
 from provisioner.clouds.gcp.failures import failure_of
+from provisioner.model import FailureKind
 
 T = TypeVar("T")
 CALL_S: Final = 20.0
@@ -25,6 +26,7 @@ CALL_S: Final = 20.0
 READ_FOR_S: Final = 30.0
 """How long a call that may be repeated is, while Google throttles or cannot be reached."""
 ENDPOINT: Final = "GOOGLE_COMPUTE_CUSTOM_ENDPOINT"
+LOOK_AGAIN_S: Final = 60.0
 TOKEN: Final = "GOOGLE_OAUTH_ACCESS_TOKEN"  # noqa: S105 - a variable's name, Terraform's own
 KEY_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
 _SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
@@ -53,6 +55,7 @@ class Account:
         self.clock = clock or Clock()
         self._environ = environ
         self._credentials: Any = None
+        self._missing: tuple[float, Exception | None] = (0.0, None)
         self._clients: dict[str, Any] = {}
         self._session: Any = None
         self._lock = threading.RLock()
@@ -85,7 +88,7 @@ class Account:
         try:
             return retrying(self.once, call)
         except Refused as error:
-            if error.status == 404:
+            if error.status == 404 and error.failure.kind is not FailureKind.UNAUTHORIZED:  # that is the project itself
                 raise LookupError(str(error)) from error
             raise
 
@@ -148,21 +151,33 @@ class Account:
         """Return the credentials: a ready token, a key file, or what Google's own library finds."""
         with self._lock:
             if self._credentials is None:
-                self._credentials = self._find_credentials()
+                found = self._find_credentials()
+                if isinstance(found, Exception):
+                    raise found
+                self._credentials = found
             return self._credentials
 
     def _find_credentials(self) -> Any:
+        """Look for credentials; that there are none takes Google's library many seconds, so it is kept for a minute."""
         import google.auth
+        from google.auth.exceptions import GoogleAuthError
         from google.oauth2.credentials import Credentials
 
         token = self._environ.get(TOKEN)
         if token:
             ready: Any = Credentials
             return ready(token)
+        since, missing = self._missing
+        if missing is not None and self.clock.tick() - since < LOOK_AGAIN_S:
+            return missing
         path = self._environ.get(KEY_FILE)
-        found: Any = google.auth
-        credentials, _ = found.load_credentials_from_file(path, [_SCOPE]) if path else found.default([_SCOPE])
-        return credentials
+        library: Any = google.auth
+        try:
+            found, _ = library.load_credentials_from_file(path, [_SCOPE]) if path else library.default([_SCOPE])
+        except GoogleAuthError as error:
+            self._missing = (self.clock.tick(), error)
+            raise
+        return found
 
 
 def _passing(error: BaseException) -> bool:

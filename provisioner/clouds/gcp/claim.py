@@ -63,16 +63,17 @@ class Claim:
                 operation = self._compute.insert(zone, body, request_id(token, repeat))
             except Refused as error:
                 failure = error.failure
-                # A taken name of which there is no machine: Google frees it some time after an insert has failed.
-                again = passing(failure) or account_not_yet_known(failure) or spent(failure)
-                doubt = doubt or failure.kind is FailureKind.NETWORK or spent(failure)
+                taken = spent(failure)  # if there is no such machine: Google frees a name some time after a failure
+                again = passing(failure) or account_not_yet_known(failure) or taken
+                doubt = doubt or failure.kind is FailureKind.NETWORK or taken
+                repeat += taken
             else:
                 ended = self._follow(operation, name)
                 if not isinstance(ended, Failure):
                     return ended
-                failure, again = ended, passing(ended)
+                failure, again, taken = ended, passing(ended), False
                 repeat += 1
-            if doubt and (made := self._found(zone, name, token)) is not None:
+            if doubt and (made := self._found(zone, name, token, settle=taken or not again)) is not None:
                 return made
             if not again or tries >= CLAIM_TRIES or self._clock.tick() + pause_s > until:
                 return failure
@@ -102,9 +103,8 @@ class Claim:
 
     def _refusal(self, zone: str, name: str, operation: Operation) -> Failure:
         failure = failure_of(operation.problems, project=self._compute.account.project)
-        if (
-            failure.code in _TAKEN_AWAY or "preempt" in failure.message
-        ):  # what was made for a moment may lie there, stopped
+        taken_away = failure.code in _TAKEN_AWAY or "preempt" in failure.message
+        if taken_away:  # what was made for a moment may lie there, stopped
             self._remove(zone, name)
         return failure
 
@@ -129,19 +129,23 @@ class Claim:
                 return self._give_up(zone, name)
             self._clock.sleep(_POLL_MOST_S)
 
-    def _of_name(self, zone: str, name: str, token: str) -> Machine | Failure | None:
-        """Find what a token made; None: nothing. A machine of this name that stands still is removed."""
+    def _of_name(self, zone: str, name: str, token: str, *, settle: bool) -> Machine | Failure | None:
+        """Find what a token made; None: nothing. A machine of this name that stands still is removed.
+
+        Without ``settle`` one that is on its way is nothing either: its operation, which the same request finds again,
+        tells more.
+        """
         machine = self._compute.machine(zone, name)
-        if machine is None:
+        if machine is None or (machine.status in COMING and not settle):
             return None
         if machine.labels.get(LABEL_TOKEN) != token:
             return replace(machine_gone(f"{zone}/{name} is not this claim's"), kind=FailureKind.INVALID)
         return self._settled(zone, name)
 
-    def _found(self, zone: str, name: str, token: str) -> Machine | Failure | None:
+    def _found(self, zone: str, name: str, token: str, *, settle: bool) -> Machine | Failure | None:
         """Find what a call whose answer was lost has made; None also while Google cannot be asked."""
         try:
-            return self._of_name(zone, name, token)
+            return self._of_name(zone, name, token, settle=settle)
         except Refused as error:
             if passing(error.failure):
                 return None

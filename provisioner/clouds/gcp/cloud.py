@@ -89,7 +89,10 @@ class GcpCloud:
         self._stack = stack or self._terraform_stack
         projects = dict.fromkeys(config.project for config in configs)
         self._projects = {name: Compute(Account(name, environ, self._clock)) for name in projects}
-        self._quotas = {name: QuotaBook(one, self._clock, self._unread) for name, one in self._projects.items()}
+        self._quotas = {
+            name: QuotaBook(Compute(one.account, for_s=0.0), self._clock, self._unread)
+            for name, one in self._projects.items()
+        }
         self._substrates: dict[str, Substrate] = {}
         self._lock = threading.Lock()
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from provisioner.clouds.gcp.api import Account
 from provisioner.clouds.gcp.compute import Compute
-from provisioner.errors import CloudError
 
 LOOK_S = 10.0
 """How long a project that does not answer is asked again: somebody waits at the terminal."""
@@ -14,10 +13,7 @@ LOOK_S = 10.0
 
 def look(project: str, environ: Mapping[str, str]) -> str:
     """Return a line about a project that answers. Raises CloudError with a hint."""
-    try:
-        quotas = Compute(Account(project, environ), for_s=LOOK_S).project_quotas()
-    except LookupError as error:
-        raise CloudError(f"there is no project {project}", hint="see fallback.gcp.project: its id") from error
+    quotas = Compute(Account(project, environ), for_s=LOOK_S).project_quotas()
     cards = quotas.get("GPUS_ALL_REGIONS")
     if cards is None:
         return f"project {project} answers"

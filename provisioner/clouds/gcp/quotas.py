@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,10 @@ from provisioner.errors import CloudError
 from provisioner.model import Failure, FailureKind, Market, Offer, Scope
 
 FRESH_S: Final = 600.0
+"""How old an answer may be, in seconds."""
+PATIENCE_S: Final = 10.0
+"""How long answers are waited for: a job must not wait for facts that only save it a call."""
+_AT_ONCE: Final = 8
 CARD_METRICS: Final[Mapping[str, str]] = {
     "nvidia-tesla-k80": "NVIDIA_K80_GPUS",
     "nvidia-tesla-p4": "NVIDIA_P4_GPUS",
@@ -47,7 +52,7 @@ class Need:
 
 
 class QuotaBook:
-    """The limits of one project, read when they are needed."""
+    """The limits of one project, read when they are needed. Thread-safe."""
 
     def __init__(self, compute: Compute, clock: Clock, unread: Callable[[str, CloudError], None]) -> None:
         """Take the project's calls. ``unread`` hears what could not be read: a region's name, or ``project``."""
@@ -55,16 +60,18 @@ class QuotaBook:
         self._clock = clock
         self._unread = unread
         self._kept: dict[str, tuple[float, Mapping[str, Quota]]] = {}
+        """Region (empty: the project) -> (when it was read, its quotas; empty where nobody could tell)."""
+        self._told: set[str] = set()
         self._lock = threading.Lock()
 
     def over_quota(self, offers: Sequence[Offer]) -> dict[str, Failure]:
         """Return why offers cannot be had, by their keys. What cannot be told is not among them. Never raises."""
-        found = {}
-        for offer in offers:
-            failure = self._judge(offer)
-            if failure is not None:
-                found[offer.key] = failure
-        return found
+        if not offers:
+            return {}
+        with self._lock:
+            self._learn({"", *(offer.region for offer in offers)})
+            judged = ((offer, self._judge(offer)) for offer in offers)
+            return {offer.key: failure for offer, failure in judged if failure is not None}
 
     def forget(self) -> None:
         """Read anew next time: a machine came or went."""
@@ -76,7 +83,7 @@ class QuotaBook:
         if machine is None:
             return None
         for place, needs in (("", _project_needs(machine)), (offer.region, _needs(machine, offer.market))):
-            quotas = self._quotas(place)
+            quotas = self._kept[place][1]
             for need in needs:
                 known = _drawn_on([quotas[metric] for metric in need.metrics if metric in quotas])
                 if known and all(quota.limit - quota.usage < need.amount for quota in known):
@@ -92,22 +99,29 @@ class QuotaBook:
         scope = quota_scope(metric) if full else Scope.OFFER  # a smaller machine may still fit
         return Failure(FailureKind.QUOTA, scope, metric, text, advice, FRESH_S)
 
-    def _quotas(self, place: str) -> Mapping[str, Quota]:
-        """Return the quotas of a region, or with an empty name those of the project."""
-        with self._lock:
-            at, kept = self._kept.get(place, (float("-inf"), {}))
-            now = self._clock.tick()
-            if now - at < FRESH_S:
-                return kept
-            try:
-                kept = self._compute.region_quotas(place) if place else self._compute.project_quotas()
-            except LookupError:
-                kept = {}
-            except CloudError as error:
+    def _learn(self, places: set[str]) -> None:
+        """Read what is not known, or too old, all at the same time."""
+        now = self._clock.tick()
+        wanted = [place for place in sorted(places) if now - self._kept.get(place, (float("-inf"),))[0] >= FRESH_S]
+        if not wanted:
+            return
+        pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="quotas")
+        asked = {place: pool.submit(self._read, place) for place in wanted}
+        wait(asked.values(), timeout=PATIENCE_S)
+        pool.shutdown(wait=False, cancel_futures=True)
+        for place, answer in asked.items():
+            self._kept[place] = (now, answer.result() if answer.done() and not answer.cancelled() else {})
+
+    def _read(self, place: str) -> Mapping[str, Quota]:
+        try:
+            return self._compute.region_quotas(place) if place else self._compute.project_quotas()
+        except LookupError:
+            return {}
+        except CloudError as error:
+            if str(error) not in self._told:  # every region of a project says the same
+                self._told.add(str(error))
                 self._unread(place or "project", error)
-                kept = {}
-            self._kept[place] = (now, kept)
-            return kept
+            return {}
 
 
 def _drawn_on(known: list[Quota]) -> list[Quota]:
