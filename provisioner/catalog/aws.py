@@ -44,6 +44,7 @@ def aws_absent(regions: Sequence[str], request: Wanted, instance_types: Sequence
     """List what ``aws_offers`` leaves out although it was named, or has the right card, each with its reason."""
     found = []
     named = bool(instance_types)
+    machines = [(one, unfit(one, request, named=named)) for one in candidates("aws", request, instance_types)]
     for region in regions:
         month = tables.snapshot("aws")
         offered = tables.zones("aws").get(region, {})
@@ -52,5 +53,5 @@ def aws_absent(regions: Sequence[str], request: Wanted, instance_types: Sequence
         elif not offered:
             found.append(Absent(region, "", f"no GPU machine is offered in {region} (catalog of {month})"))
         else:
-            found += absent_in(region, candidates("aws", request, instance_types), offered, request, named=named)
+            found += absent_in(region, machines, offered, request, named=named)
     return found

@@ -75,12 +75,19 @@ def unfit(machine: Machine, request: Wanted, *, named: bool) -> str:
 
 
 def absent_in(
-    region: str, machines: Iterable[Machine], offered: Mapping[str, Sequence[str]], request: Wanted, *, named: bool
+    region: str,
+    machines: Iterable[tuple[Machine, str]],
+    offered: Mapping[str, Sequence[str]],
+    request: Wanted,
+    *,
+    named: bool,
 ) -> Iterator[Absent]:
-    """Yield what is no offer in a region although it was named, or has the right card. ``offered``: type -> zones."""
-    for machine in machines:
-        name = machine.instance_type
-        reason = unfit(machine, request, named=named)
+    """Yield what is no offer in a region although it was named, or has the right card. ``offered``: type -> zones.
+
+    ``machines`` come with what ``unfit`` says of them, which is the same in every region.
+    """
+    for machine, problem in machines:
+        name, reason = machine.instance_type, problem
         if not named and not request.gpus and (reason or not offered.get(name)):
             continue  # any card will do: a list of all that a cloud has elsewhere tells nobody anything
         if not offered.get(name) and (named or not reason):

@@ -54,6 +54,7 @@ def gcp_absent(
     found = []
     named = bool(machine_types)
     machines = list(_candidates(request, machine_types))
+    judged = [(one, unfit(one, request, named=named)) for one in machines]
     bare = [name for name in machine_types if not any(name in {one.instance_type, one.host} for one in machines)]
     for region in regions:
         if not tables.zones("gcp").get(region):
@@ -62,11 +63,11 @@ def gcp_absent(
             continue
         found += [Absent(region, name, f"{name} can carry no card that the job asks for") for name in bare]
         offered = {machine.instance_type: tables.offered_in(machine, region) for machine in machines}
-        found += absent_in(region, machines, offered, request, named=named)
+        found += absent_in(region, judged, offered, request, named=named)
         found += [
             Absent(region, one.instance_type, f"{one.instance_type} is sold on the spot market only")
-            for one in machines
-            if offered[one.instance_type] and not unfit(one, request, named=named) and Market.SPOT not in markets
+            for one, problem in judged
+            if offered[one.instance_type] and not problem and Market.SPOT not in markets
             and Market.ON_DEMAND not in one.markets
         ]  # fmt: skip
     return found

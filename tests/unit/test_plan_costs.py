@@ -101,7 +101,7 @@ def test_half_of_the_job_costs_half_but_for_the_start():
 def test_cards_are_compared_by_their_figures_unless_somebody_measured():
     t4, l4 = catalog.card("T4"), catalog.card("L4")
     assert (t4.fp16_tflops, t4.bandwidth_gbs, l4.fp16_tflops, l4.bandwidth_gbs) == (65, 320, 121, 300)
-    assert speed(Work(), "L4") == pytest.approx(1.2472, abs=1e-4)  # 1 / (0.5 x 65/121 + 0.5 x 320/300)
+    assert speed(Work(), "L4") == pytest.approx(1.2470, abs=1e-4)  # 1 / (0.5 x 65/121 + 0.5 x 320/300)
     assert speed(Work(compute_share=1.0), "L4") == pytest.approx(121 / 65)
     assert speed(Work(compute_share=0.0), "L4") == pytest.approx(300 / 320)
     assert speed(Work(speeds={"L4": 1.6}), "L4") == 1.6

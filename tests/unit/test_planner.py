@@ -15,6 +15,7 @@ from provisioner import assets, planner
 from provisioner.cli.plan import plan as plan_command
 from provisioner.cli.plan_text import plan_json
 from provisioner.config import Config, load, parse
+from provisioner.controller.stores import place
 from provisioner.model import Failure, FailureKind, Gpu, Market, Money, Offer, Scope
 from provisioner.planner import Block, FailureMemory, Terms, rank
 
@@ -335,7 +336,9 @@ def test_a_memory_survives_json(memory):
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_prints_the_plan_of_the_example():
+def test_the_command_prints_the_plan_of_the_example(monkeypatch):
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     file = str(assets.path("examples/failover.yaml"))
     table = CliRunner().invoke(plan_command, [file])
     assert table.exit_code == 0
@@ -355,7 +358,8 @@ def test_the_command_prints_the_plan_of_the_example():
 def of_catalog_file(file):
     made = load(Path(file), {})
     passed = [planner.PassedOver("autodl", "AUTODL_TOKEN is not set"), *planner.absent(made)]
-    return planner.plan(made, planner.catalog_offers(made), passed_over=passed)
+    stores = [place(made.checkpoint.main)]
+    return planner.plan(made, planner.catalog_offers(made), passed_over=passed, stores=stores)
 
 
 def test_with_a_budget_nothing_is_tried_whose_price_nothing_bounds():
