@@ -9,7 +9,7 @@ from provisioner.config import Config
 from provisioner.controller.records import Begun, Placement
 from provisioner.controller.report import cost, placement_seconds
 from provisioner.model import Ending, Market, Money
-from provisioner.planner import Pool, Seen, Standing, pool
+from provisioner.planner import FailureMemory, Plan, Pool, Seen, Standing, pool
 
 TAKEN = frozenset({Ending.LOST, Ending.STOPPED})
 """How a spot machine ends that its cloud takes back, with or without a notice."""
@@ -20,6 +20,17 @@ def standing(config: Config, begun: Begun, past: Sequence[Placement], now: float
     rate = config.policy.usd_cny
     spent = sum((amount / rate if name == "CNY" else amount for name, amount in cost(past).items()), Decimal(0))
     return Standing(Money(spent, "USD"), max(0.0, now - begun.at), _done(config.job.steps, past), _seen(past))
+
+
+def beyond_budget(config: Config, plan: Plan, memory: FailureMemory) -> str:
+    """Say that no offer brings the job to its end within the budget, or nothing while one may.
+
+    A primary may have a cheaper card later, and what was refused lately may be had again.
+    """
+    if plan.ranked or memory.entries or config.primary is not None:
+        return ""
+    dear = [one for one in plan.passed_over if one.over_budget]
+    return f"budget of {config.policy.budget}: {dear[0].offer.key} {dear[0].reason}" if dear and dear[0].offer else ""
 
 
 def _done(steps: int | None, past: Sequence[Placement]) -> float | None:

@@ -27,11 +27,23 @@ from provisioner.planner.blocks import Block
 from provisioner.planner.expected import expected, spot_guess
 from provisioner.planner.memory import FailureMemory
 from provisioner.planner.pools import loss_rate
-from provisioner.planner.ranking import Basis, Candidate, PassedOver, Plan, Ranked, elsewhere, lost_region, lost_zone
+from provisioner.planner.ranking import (
+    Basis,
+    Candidate,
+    PassedOver,
+    Plan,
+    Ranked,
+    Refused,
+    elsewhere,
+    lost_region,
+    lost_zone,
+)
 from provisioner.planner.reasons import reason
 from provisioner.planner.terms import Terms
 
 Price = Callable[[Offer], Money | None]
+_OVER_BUDGET = 3
+"""How much this reason weighs beside others: the nearer a place was to taking an offer, the more its reason says."""
 
 
 def rank(
@@ -59,7 +71,7 @@ def rank(
         if isinstance(place, Candidate):
             found.append((key, offer, place))
         else:
-            passed.append(PassedOver(key, place, offer))
+            passed.append(PassedOver(key, place.reason, offer, place.over_budget))
     return Plan(tuple(_ranked(found, desk, lost)), tuple(passed))
 
 
@@ -119,19 +131,19 @@ class _Desk:
             for entry in memory.entries
             for zone in entry.failure.elsewhere
         }
-        self._found: dict[tuple[object, ...], Candidate | str] = {}
+        self._found: dict[tuple[object, ...], Candidate | Refused] = {}
 
     def named(self, offer: Offer) -> bool:
         """Say whether a cloud named the zone as having room for this machine."""
         return bool(self._named) and (offer.cloud, offer.instance_type, offer.market, offer.zone) in self._named
 
-    def place(self, offer: Offer) -> Candidate | str:
+    def place(self, offer: Offer) -> Candidate | Refused:
         """Find the first place that takes an offer, or say why none does."""
         if self.memory.entries:
             refusal = self.memory.blocking(offer, self.now)
             if refusal is not None:
                 failure, left = refusal.failure, refusal.until - self.now
-                return f"{failure.kind} ({failure.code}) for this {failure.scope}, tried again in {left:.0f} s"
+                return Refused(f"{failure.kind} ({failure.code}) for this {failure.scope}, tried again in {left:.0f} s")
         rate, seen = loss_rate(offer, self.terms.seen), None
         if offer.market is Market.SPOT and offer.price_per_hour is None:
             seen = self.spot_price(offer)
@@ -144,7 +156,7 @@ class _Desk:
             found = self._found[key] = self._judge(offer, rate, seen)
         return found
 
-    def _judge(self, offer: Offer, rate: float, seen: Money | None) -> Candidate | str:
+    def _judge(self, offer: Offer, rate: float, seen: Money | None) -> Candidate | Refused:
         reasons: list[tuple[int, str]] = []
         ceiling = self.ceiling(offer)
         for position, block in enumerate(self.blocks):
@@ -156,8 +168,9 @@ class _Desk:
                 candidate = self._reckon(offer, block, position, ceiling, rate, seen)
                 if not (reason := self._over_budget(candidate, rate)):
                     return candidate
-                reasons.append((3, reason))
-        return max(reasons, key=lambda reason: reason[0], default=(0, "the configuration names no place"))[1]
+                reasons.append((_OVER_BUDGET, reason))
+        weight, words = max(reasons, key=lambda reason: reason[0], default=(0, "the configuration names no place"))
+        return Refused(words, over_budget=weight == _OVER_BUDGET)
 
     def _too_dear(self, offer: Offer, block: Block, ceiling: Money | None) -> str:
         cap = block.max_price

@@ -54,6 +54,8 @@ class PassedOver:
     subject: str
     reason: str
     offer: Offer | None = None
+    over_budget: bool = False
+    """It fits, but the job would cost more to its end than the budget leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,14 @@ class Plan:
     ranked: tuple[Ranked, ...]
     passed_over: tuple[PassedOver, ...]
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why no place takes an offer."""
+
+    reason: str
+    over_budget: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 
 from provisioner.config import ConfigMistakes, parse
 from provisioner.controller.records import Begun, Claimed, Placement, Released, Watched
-from provisioner.controller.standing import standing
+from provisioner.controller.standing import beyond_budget, standing
 from provisioner.model import Ending, Gpu, JobRef, Market, Money, Node, Offer
-from provisioner.planner import Seen, Standing, pool, terms
+from provisioner.planner import FailureMemory, Seen, Standing, plan, pool, terms
 
 BASE = """\
 job: {name: a, command: 'true', steps: 100, estimate: {time: 20h, on: l4, speeds: {h100: 7}, checkpoint_gb: 2}}
@@ -81,3 +82,14 @@ def test_where_nobody_knows_how_far_a_job_is_no_limit_goes_by_its_length():
     assert at.done is None
     assert not terms(config, standing=at).work.known
     assert terms(config, standing=Standing()).work.known
+
+
+def test_a_run_that_the_budget_cannot_bear_ends_at_once_instead_of_waiting():
+    dear = replace(SPOT, market=Market.ON_DEMAND, price_per_hour=Money(Decimal(9), "USD"))
+    config = made()
+    found = plan(config, [dear])
+    assert beyond_budget(config, found, FailureMemory()) == (
+        "budget of 20 USD: aws/us-east-1/us-east-1b/g6.xlarge/on-demand would cost about 180.75 USD to the end, and "
+        "policy.budget leaves 20 USD"
+    )
+    assert not beyond_budget(config, plan(config, [SPOT]), FailureMemory())

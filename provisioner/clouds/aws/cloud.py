@@ -325,6 +325,7 @@ class AwsCloud:
 def _takes(config: AwsConfig, offer: Offer) -> bool:
     """Say whether an entry takes an offer, as the planner does: the first that does is the offer's."""
     named = not config.instance_types or offer.instance_type in config.instance_types
+    named = named and (not config.zones or offer.zone in config.zones)
     return named and offer.region in config.regions and offer.market in config.markets
 
 
