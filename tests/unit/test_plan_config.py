@@ -89,7 +89,7 @@ def test_a_run_that_the_budget_cannot_bear_ends_at_once_instead_of_waiting():
     config = made()
     found = plan(config, [dear])
     assert beyond_budget(config, found, FailureMemory()) == (
-        "budget of 20 USD: aws/us-east-1/us-east-1b/g6.xlarge/on-demand would cost about 180.75 USD to the end, and "
+        "budget of 20 USD: aws/us-east-1/us-east-1b/g6.xlarge/on-demand would cost about 180.88 USD to the end, and "
         "policy.budget leaves 20 USD"
     )
     assert not beyond_budget(config, plan(config, [SPOT]), FailureMemory())
