@@ -17,6 +17,7 @@ LINES: dict[str, str] = {
     "over_quota": "over quota {quota}: {words}; {advice}",
     "quotas_unknown": "{cloud}: quotas are not known, so nothing is passed over for them: {problem}",
     "claimed": "epoch {epoch}: got {node}",
+    "surplus": "epoch {epoch}: {node} is not needed beside a better one: giving it back",
     "adopted": "{node}: adopted by Terraform",
     "adopt_failed": "{node}: not adopted (attempt {attempt}): {problem}",
     "prepared": "{cloud}/{region}: prepared",

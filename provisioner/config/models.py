@@ -380,6 +380,12 @@ class PolicyConfig(Section):
         default=86400.0,
         description="How long to go on looking while no machine is to be had; `0s` gives up after one round.",
     )
+    race: Annotated[int, Field(ge=1, le=8)] = Field(
+        default=1,
+        description="So many regions of AWS and Google Cloud are asked for a machine at the same time, in one market. "
+        "The best machine that is given is kept; the others go back at once, which costs a minute each. 1: one after "
+        "the other.",
+    )
     heartbeat: Duration = Field(default=5.0, description="How often a machine says that it is alive.")
     poll: Duration = Field(default=10.0, description="How often the controller looks.")
     lost_after: Duration = Field(

@@ -11,11 +11,13 @@ from provisioner import planner
 from provisioner.clouds.base import Cloud, Request
 from provisioner.config import Config, StoreConfig
 from provisioner.controller import survey, traffic
+from provisioner.controller.course import WorldCourse
 from provisioner.controller.directory import JobDirectory
 from provisioner.controller.failures import KnownFailures
 from provisioner.controller.flow import TAKEN_DOWN
 from provisioner.controller.launch import Launcher
 from provisioner.controller.limits import Limits
+from provisioner.controller.race import race
 from provisioner.controller.records import (
     Asked,
     Begun,
@@ -28,7 +30,7 @@ from provisioner.controller.records import (
     Watched,
 )
 from provisioner.controller.refusals import Refusals, as_failure, words
-from provisioner.controller.standing import standing
+from provisioner.controller.standing import beyond_budget, standing
 from provisioner.controller.stores import place, stores
 from provisioner.controller.watch import Patience, Watch
 from provisioner.errors import CloudError, ConfigError, Unauthorized
@@ -75,13 +77,14 @@ class World:
         self.now = now
         self.take_down = take_down or threading.Event()
         self.limits = Limits(config.policy)
+        self.abreast = config.policy.race
         self._open_cloud = open_cloud
         self._clouds: dict[str, Cloud] = {}
         self._adoption: threading.Thread | None = None
         self._preparation: threading.Thread | None = None
         self._enough_prepared = threading.Event()
         self._prepared: set[str] = set()
-        self.refusals = Refusals(failures, job.name, self._cloud, events, now)
+        self.refusals = Refusals(failures, job.name, self.cloud, events, now)
 
     # -- the steps, in the order of a job's life ------------------------------------------------------------------
 
@@ -102,11 +105,11 @@ class World:
         return Begun(at, epoch)
 
     def _release_strays(self, name: str) -> None:
-        for thing in self._cloud(name).owned():
+        for thing in self.cloud(name).owned():
             if thing.kind == "machine":
                 self._refuse_if_training(thing)
                 self.events.emit("stray", cloud=name, id=thing.id, epoch=thing.epoch)
-                self._cloud(name).release(_as_node(thing, self.job))
+                self.cloud(name).release(_as_node(thing, self.job))
 
     def _refuse_if_training(self, thing: Owned) -> None:
         if self.take_over:
@@ -158,12 +161,12 @@ class World:
         memory = self.refusals.memory(self._cloud_names(), begun.at)
         at = standing(self.config, begun, past, self.now())
         known = memory or planner.FailureMemory()
-        wanted = self.plan(tuple(offers), memory=known, now=self.now(), standing=at).ranked
-        over = self.refusals.over_quota([one.offer for one in wanted])
+        plan = self.plan(tuple(offers), memory=known, now=self.now(), standing=at)
+        over = self.refusals.over_quota([one.offer for one in plan.ranked])
         passed = tuple((offer, over[offer.key]) for offer in offers if offer.key in over)
         left = tuple(offer for offer in offers if offer.key not in over)
         self.events.emit("asked", cloud="fallback", offers=len(left), problems=[p.message for p in problems])
-        stop = self._stop(begun, past)
+        stop = self._stop(begun, past) or beyond_budget(self.config, plan, known)
         return Asked(left, self.now(), tuple(problems), False, stop, memory, passed, at)  # noqa: FBT003 - not again
 
     def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Choice]:
@@ -175,16 +178,16 @@ class World:
         plan = self.plan(asked.offers, memory=memory, now=asked.at, lost=lost, standing=asked.standing)
         return [Choice(ranked.offer, ranked.at_most, ranked.reason) for ranked in plan.ranked]
 
-    def claim(self, choice: Choice, epoch: int, attempt: int, published: Published) -> Claimed:
-        """Prepare the region, write the bootstrap object, get the machine."""
+    def claim(self, choice: Choice, epoch: int, attempt: int, published: Published, *, held: bool = False) -> Claimed:
+        """Prepare the region, write the bootstrap object, get the machine. ``held``: write it later."""
         offer = choice.offer
         if self.take_down.is_set():
             return Claimed(offer, self.now(), None, None, choice.at_most, TAKEN_DOWN)
-        cloud = self._cloud(offer.cloud)
+        cloud = self.cloud(offer.cloud)
         self.events.emit("claim", epoch=epoch, offer=offer.key, price=price_words(choice))
         try:
             cloud.prepare(offer.region)
-            launch = self.launcher.launch(offer, epoch, attempt, published)
+            launch = self.launcher.launch(offer, epoch, attempt, published, held=held)
             answer = cloud.claim(offer, launch)
             if isinstance(answer, Failure):
                 self._forget_start(epoch, launch.token)
@@ -197,6 +200,10 @@ class World:
             return Claimed(offer, self.now(), None, answer, choice.at_most)
         self.events.emit("claimed", epoch=epoch, offer=offer.key, node=answer.id)
         return Claimed(offer, self.now(), answer, None, choice.at_most)
+
+    def race(self, choices: tuple[Choice, ...], epoch: int, attempt: int, published: Published) -> tuple[Claimed, ...]:
+        """Claim all of them at once and keep the best machine: its answer is the last. The others are released."""
+        return race(WorldCourse(self, epoch, attempt, published), choices)
 
     def watch(self, claimed: Claimed, node: Node, begun: Begun, past: tuple[Placement, ...]) -> Watched:
         """Follow the node; meanwhile let Terraform adopt it and prepare the fallbacks."""
@@ -219,7 +226,7 @@ class World:
         """Make the machine go away; what cannot be confirmed is reported, and found again by ``finish``."""
         problem = ""
         try:
-            self._cloud(node.offer.cloud).release(node)
+            self.cloud(node.offer.cloud).release(node)
             self.events.emit("released", epoch=node.epoch, node=node.id)
         except CloudError as error:
             problem = str(error)
@@ -249,7 +256,7 @@ class World:
         leaked: list[str] = []
         for name in self._cloud_names():
             try:
-                cloud = self._cloud(name)
+                cloud = self.cloud(name)
                 for thing in cloud.owned():
                     if thing.kind == "machine":
                         cloud.release(_as_node(thing, self.job))
@@ -291,7 +298,8 @@ class World:
     def _fallback_names(self) -> list[str]:
         return survey.fallback_names(self.config)
 
-    def _cloud(self, name: str) -> Cloud:
+    def cloud(self, name: str) -> Cloud:
+        """Return a cloud, opened when it is first asked for. Raises CloudError."""
         if name not in self._clouds:
             self._clouds[name] = self._open_cloud(name)
         return self._clouds[name]
@@ -301,7 +309,7 @@ class World:
         problems: list[Failure] = []
         for name in clouds:
             try:
-                offers += self._cloud(name).offers(self.request())
+                offers += self.cloud(name).offers(self.request())
             except CloudError as error:
                 problems.append(as_failure(error))
         return offers, problems
@@ -322,7 +330,7 @@ class World:
     def _adopt(self, node: Node) -> None:
         for attempt in range(1, ADOPT_TRIES + 1):
             try:
-                self._cloud(node.offer.cloud).adopt(node)
+                self.cloud(node.offer.cloud).adopt(node)
             except CloudError as error:
                 self.events.emit("adopt_failed", node=node.id, attempt=attempt, problem=str(error))
                 if self._gone(node):
@@ -332,7 +340,7 @@ class World:
 
     def _gone(self, node: Node) -> bool:
         try:
-            return self._cloud(node.offer.cloud).inspect(node) in {NodeState.GONE, NodeState.STOPPED}
+            return self.cloud(node.offer.cloud).inspect(node) in {NodeState.GONE, NodeState.STOPPED}
         except CloudError:
             return False
 
@@ -348,7 +356,7 @@ class World:
             if self._enough_prepared.is_set() or self.take_down.is_set():
                 return
             try:
-                self._cloud(name).prepare(region)
+                self.cloud(name).prepare(region)
                 self._prepared.add(name)
                 self.events.emit("prepared", cloud=name, region=region)
             except CloudError as error:
@@ -368,7 +376,7 @@ class _View:
 
     def state(self, node: Node) -> NodeState | None:
         try:
-            return self.world._cloud(node.offer.cloud).inspect(node)  # noqa: SLF001 - one class in two parts
+            return self.world.cloud(node.offer.cloud).inspect(node)
         except CloudError as error:
             self.world.events.emit("blind", what=node.offer.cloud, problem=str(error))
             return None

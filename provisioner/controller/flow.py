@@ -6,7 +6,7 @@ killed takes the job up after the last recorded step. Between steps only recorde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from provisioner.controller.records import (
@@ -45,6 +45,8 @@ class Effects(Protocol):
     """What the flow can do to the world. Each may be repeated after a crash without doing it twice."""
 
     job: JobRef
+    abreast: int
+    """How many claims are made at the same time, at most."""
 
     def begin(self) -> Begun:
         """Find the first free epoch and release what an earlier run left."""
@@ -68,6 +70,10 @@ class Effects(Protocol):
 
     def claim(self, choice: Choice, epoch: int, attempt: int, published: Published) -> Claimed:
         """Prepare the region, get the machine, or say why not."""
+        ...
+
+    def race(self, choices: tuple[Choice, ...], epoch: int, attempt: int, published: Published) -> tuple[Claimed, ...]:
+        """Claim all of them at once and keep the best machine: its answer is the last. The others are released."""
         ...
 
     def watch(self, claimed: Claimed, node: Node, begun: Begun, past: tuple[Placement, ...]) -> Watched:
@@ -192,15 +198,36 @@ class Flow:
         tried: set[str] = set()
         while True:
             ranked = self.effects.rank(asked, tuple(self.claims), lost)
-            choice = next((choice for choice in ranked if choice.offer.key not in tried), None)
-            if choice is None:
+            choices = abreast([choice for choice in ranked if choice.offer.key not in tried], self.effects.abreast)
+            if not choices:
                 return None
-            tried.add(choice.offer.key)
-            claimed = self.step("claim", self.effects.claim, choice, epoch, attempt, published)
-            self.claims.append(claimed)
-            if claimed.node is not None:
-                return claimed
-            _stop_if_told(claimed.stop)
+            tried.update(choice.offer.key for choice in choices)
+            if len(choices) == 1:
+                answers = (self.step("claim", self.effects.claim, choices[0], epoch, attempt, published),)
+            else:
+                answers = self.step("race", self.effects.race, choices, epoch, attempt, published)
+            self.claims += answers
+            if answers[-1].node is not None:
+                return answers[-1]
+            for claimed in answers:
+                _stop_if_told(claimed.stop)
+
+
+def abreast(choices: Sequence[Choice], most: int) -> tuple[Choice, ...]:
+    """Return the best choice, and those that may be claimed beside it: other regions, the same market.
+
+    A machine at AutoDL is claimed alone: it takes minutes until one that is not wanted is gone.
+    """
+    found: list[Choice] = []
+    for choice in choices:
+        offer = choice.offer
+        places = {(one.offer.cloud, one.offer.region) for one in found}
+        beside = offer.cloud != "autodl" and bool(found) and found[0].offer.market == offer.market
+        if not found or (beside and (offer.cloud, offer.region) not in places):
+            found.append(choice)
+        if len(found) >= most or found[0].offer.cloud == "autodl":
+            break
+    return tuple(found)
 
 
 def _stop_if_told(reason: str) -> None:

@@ -88,15 +88,16 @@ class Launcher:
             wheels.append((key, digest))
         return Published(tuple(wheels), self._publish_workdir())
 
-    def launch(self, offer: Offer, epoch: int, attempt: int, published: Published) -> Launch:
-        """Write the bootstrap object of an epoch and return what the claim needs.
+    def launch(self, offer: Offer, epoch: int, attempt: int, published: Published, *, held: bool = False) -> Launch:
+        """Write the bootstrap object of an epoch (``held``: not yet) and return what the claim needs.
 
         The user data of one token never change, also not after a crash: EC2 and Compute Engine refuse a token with
         other parameters.
         """
         token = claim_token(self.job, epoch, offer, attempt)
         key = layout.bootstrap(epoch, token)
-        self.store.put(key, json.dumps(self._bootstrap(offer, epoch, token, published)).encode())
+        if not held:
+            self.write_start(offer, epoch, attempt, published)
         script = self.directory.path / "launch" / f"{token}.sh"
         fixed = offer.cloud in BODY_COMPARED
         if not script.exists() or (not fixed and time.time() - script.stat().st_mtime > LINK_FRESH_S):
@@ -116,6 +117,12 @@ class Launcher:
             ttl_s=self.config.policy.ttl,
             tags=tags(self.job, epoch, token),
         )
+
+    def write_start(self, offer: Offer, epoch: int, attempt: int, published: Published) -> None:
+        """Write the object by which the machine of a claim starts the job. Raises CloudError."""
+        token = claim_token(self.job, epoch, offer, attempt)
+        bootstrap = self._bootstrap(offer, epoch, token, published)
+        self.store.put(layout.bootstrap(epoch, token), json.dumps(bootstrap).encode())
 
     def remove_bootstrap(self, epoch: int, token: str) -> None:
         """Remove the object that holds secrets: the node has read it, or never will. Raises CloudError."""

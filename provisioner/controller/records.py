@@ -66,6 +66,20 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Surplus:
+    """A machine that was claimed beside a better one, and given back. ``problem``: why that is not certain."""
+
+    node: Node
+    released_at: float
+    problem: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long it was ours."""
+        return max(0.0, self.released_at - self.node.claimed_at)
+
+
+@dataclass(frozen=True, slots=True)
 class Claimed:
     """The answer to one claim."""
 
@@ -75,6 +89,12 @@ class Claimed:
     failure: Failure | None
     at_most: Money | None = None
     stop: str = ""
+    surplus: Surplus | None = None
+    """The machine that it gave, where another one was kept."""
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        """Read a pickle, also one of an earlier version."""
+        unpickle(self, state)
 
     @property
     def price(self) -> Money | None:

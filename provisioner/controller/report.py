@@ -28,12 +28,19 @@ def placement_seconds(placement: Placement) -> float:
 
 
 def cost(placements: Sequence[Placement]) -> dict[str, Decimal]:
-    """Return price times time by currency; where only a bound of the price is known, the bound counts."""
+    """Return price times time by currency; where only a bound of the price is known, the bound counts.
+
+    Machines that a race gave back count, too.
+    """
     total: dict[str, Decimal] = defaultdict(Decimal)
     for placement in placements:
         price = placement.claimed.price
         if price is not None:
             total[price.currency] += price.amount * Decimal(str(placement_seconds(placement))) / 3600
+        for claimed in placement.claims:
+            if claimed.surplus is not None and claimed.price is not None:
+                hours = Decimal(str(claimed.surplus.seconds)) / 3600
+                total[claimed.price.currency] += claimed.price.amount * hours
     return dict(total)
 
 
@@ -58,6 +65,7 @@ def build_report(
     restored = [p.watched.restored_step for p in placements if p.watched.restored_step is not None]
     steps = [placement.watched.last_step for placement in placements if placement.watched.last_step is not None]
     problems = [f"{p.node.id}: {p.released.problem}" for p in placements if p.released.problem]
+    surplus = [claimed for claimed in claims if claimed.surplus is not None]
     return {
         "version": 1,
         "job": job.name,
@@ -68,6 +76,7 @@ def build_report(
         "placements": [_placement(placement) for placement in placements],
         "refused": [_attempt(claimed) for claimed in _without_placement(placements, claims)],
         "unknown_codes": _unknown_codes(claims),
+        "surplus": [_surplus(claimed) for claimed in surplus],
         "over_quota": _over_quota(passed or {}),
         "restored_step": restored[-1] if restored else None,
         "final_step": steps[-1] if steps else None,
@@ -135,10 +144,26 @@ def _attempt(claimed: Claimed) -> dict[str, object]:
         "failure": str(failure.kind) if failure else None,
         "scope": str(failure.scope) if failure else None,
         "code": failure.code if failure else None,
-        "message": failure.message if failure else claimed.stop,
+        "message": failure.message if failure else claimed.stop or _surplus_words(claimed),
         "advice": failure.advice if failure else "",
         "at": claimed.at,
     }
+
+
+def _surplus(claimed: Claimed) -> dict[str, object]:
+    surplus = claimed.surplus
+    if surplus is None:
+        return {}
+    return {
+        **_where(claimed),
+        "node": surplus.node.id,
+        "seconds": round(surplus.seconds, 3),
+        "problem": surplus.problem,
+    }
+
+
+def _surplus_words(claimed: Claimed) -> str:
+    return "" if claimed.surplus is None else f"surplus: given back after {claimed.surplus.seconds:.0f} s"
 
 
 def _unknown_codes(claims: Sequence[Claimed]) -> list[dict[str, object]]:

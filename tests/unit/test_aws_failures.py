@@ -11,6 +11,7 @@ from provisioner.clouds.aws.failures import (
     TABLE,
     code_and_message,
     error_of,
+    failure_in,
     failure_of,
     failure_of_state,
     missing_permission,
@@ -26,18 +27,22 @@ def refusal(code: str, message: str = "no", operation: str = "RunInstances") -> 
 
 CANNOT_BE_HAD_NOW = [
     ("InsufficientInstanceCapacity", FailureKind.NO_CAPACITY, Scope.OFFER),
-    ("MaxSpotInstanceCountExceeded", FailureKind.QUOTA, Scope.MARKET),
-    ("VcpuLimitExceeded", FailureKind.QUOTA, Scope.MARKET),
+    ("MaxSpotInstanceCountExceeded", FailureKind.QUOTA, Scope.FAMILY),
+    ("VcpuLimitExceeded", FailureKind.QUOTA, Scope.FAMILY),
     ("UnfulfillableCapacity", FailureKind.NO_CAPACITY, Scope.OFFER),
-    ("Unsupported", FailureKind.NOT_OFFERED, Scope.OFFER),
+    ("Unsupported", FailureKind.NOT_OFFERED, Scope.TYPE),
     ("InsufficientFreeAddressesInSubnet", FailureKind.NO_CAPACITY, Scope.ZONE),
     ("MaxFleetCountExceeded", FailureKind.QUOTA, Scope.REGION),
     ("ReservationCapacityExceeded", FailureKind.NO_CAPACITY, Scope.OFFER),
 ]
 SEEN_ELSEWHERE = [
     ("SpotMaxPriceTooLow", FailureKind.PRICE_TOO_LOW, Scope.OFFER),
-    ("InstanceLimitExceeded", FailureKind.QUOTA, Scope.MARKET),
+    ("InstanceLimitExceeded", FailureKind.QUOTA, Scope.FAMILY),
+    ("MaxSpotFleetRequestCountExceeded", FailureKind.QUOTA, Scope.MARKET),
     ("InsufficientHostCapacity", FailureKind.NO_CAPACITY, Scope.OFFER),
+    ("Server.InsufficientInstanceCapacity", FailureKind.NO_CAPACITY, Scope.OFFER),
+    ("Client.UnauthorizedOperation", FailureKind.UNAUTHORIZED, Scope.ACCOUNT),
+    ("ServerInternal", FailureKind.NETWORK, Scope.REGION),
     ("RequestLimitExceeded", FailureKind.THROTTLED, Scope.REGION),
     ("InternalError", FailureKind.NETWORK, Scope.REGION),
     ("ServiceUnavailable", FailureKind.NETWORK, Scope.REGION),
@@ -73,7 +78,7 @@ def test_the_table_says_what_to_do_where_waiting_does_not_help() -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "scope"),
     [
-        ("Invalid value 'g9.xlarge' for InstanceType.", FailureKind.NOT_OFFERED, Scope.OFFER),
+        ("Invalid value 'g9.xlarge' for InstanceType.", FailureKind.NOT_OFFERED, Scope.TYPE),
         ("Invalid availability zone: [us-east-1z]", FailureKind.NOT_OFFERED, Scope.ZONE),
         ("Value (2000) for parameter size is invalid.", FailureKind.INVALID, Scope.OFFER),
     ],
@@ -81,6 +86,50 @@ def test_the_table_says_what_to_do_where_waiting_does_not_help() -> None:
 def test_an_invalid_value_is_judged_by_its_sentence(text: str, kind: FailureKind, scope: Scope) -> None:
     failure = failure_of(refusal("InvalidParameterValue", text), "RunInstances")
     assert (failure.kind, failure.scope) == (kind, scope)
+
+
+def test_not_supported_on_the_spot_market_leaves_the_other_market_open() -> None:
+    failure = failure_of(refusal("Unsupported", "Spot is not supported for this instance type."), "RunInstances")
+    assert (failure.kind, failure.scope) == (FailureKind.NOT_OFFERED, Scope.OFFER)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "kind"),
+    [
+        (
+            (
+                "Error: creating EC2 VPC: operation error EC2: CreateVpc, https response error StatusCode: 403, "
+                "RequestID: 1, api error UnauthorizedOperation: You are not authorized to perform: ec2:CreateVpc"
+            ),
+            "UnauthorizedOperation",
+            FailureKind.UNAUTHORIZED,
+        ),
+        (
+            (
+                "Error launching source instance: InsufficientInstanceCapacity: We currently do not have sufficient "
+                "g4dn.xlarge capacity in the Availability Zone you requested (us-east-1a)."
+            ),
+            "InsufficientInstanceCapacity",
+            FailureKind.NO_CAPACITY,
+        ),
+        (
+            "Error creating VPC: VpcLimitExceeded: The maximum number of VPCs has been reached.",
+            "VpcLimitExceeded",
+            FailureKind.QUOTA,
+        ),
+    ],
+)
+def test_a_refusal_is_found_in_what_terraform_says(text: str, code: str, kind: FailureKind) -> None:
+    failure = failure_in(text)
+    assert failure is not None
+    assert (failure.code, failure.kind) == (code, kind)
+    if kind is FailureKind.UNAUTHORIZED:
+        assert failure.message == "the permission ec2:CreateVpc is missing"
+
+
+def test_terraforms_own_troubles_are_no_refusals() -> None:
+    assert failure_in("Error: Unsupported Terraform Core version") is None
+    assert failure_in("Error: Invalid provider configuration: no such file") is None
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provisioner.controller.flow import Flow
-from provisioner.controller.records import Asked, Begun, Choice, Claimed, Finished, Published, Released, Watched
+from provisioner.controller.flow import Flow, abreast
+from provisioner.controller.records import (
+    Asked,
+    Begun,
+    Choice,
+    Claimed,
+    Finished,
+    Published,
+    Released,
+    Surplus,
+    Watched,
+)
 from provisioner.model import (
     Ending,
     Failure,
@@ -35,6 +45,7 @@ def offer(cloud: str, zone: str) -> Offer:
 
 HOME = offer("autodl", "westDC3")
 AWAY = tuple(offer("aws", zone) for zone in ZONES)
+FAR = tuple(offer("aws", zone) for zone in ("us-east-1a", "us-west-2a", "eu-west-1a"))
 
 
 class Killed(BaseException):
@@ -55,6 +66,8 @@ class World:
     watched: int = 0
     most_alive: int = 0
     asked_home: int = 0
+    away: tuple[Offer, ...] = AWAY
+    abreast: int = 1
 
     def _tick(self) -> float:
         self.clock += 1
@@ -72,14 +85,14 @@ class World:
         return Asked((HOME,) if free else (), self._tick())
 
     def ask_fallback(self, begun: Begun, past: tuple) -> Asked:
-        return Asked(AWAY, self._tick())
+        return Asked(self.away, self._tick())
 
     def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Choice]:
         return [Choice(offer) for offer in sorted(asked.offers, key=lambda offer: offer == lost)]
 
     def claim(self, choice: Choice, epoch: int, attempt: int, published: Published) -> Claimed:
         offer = choice.offer
-        if offer in AWAY and AWAY.index(offer) < self.refusals.get(epoch, 0):
+        if offer in self.away and self.away.index(offer) < self.refusals.get(epoch, 0):
             failure = Failure(FailureKind.NO_CAPACITY, Scope.OFFER, "InsufficientInstanceCapacity", "none left")
             return Claimed(offer, self._tick(), None, failure)
         token = claim_token(self.job, epoch, offer, attempt)
@@ -89,7 +102,18 @@ class World:
         self.most_alive = max(self.most_alive, len(self.machines))
         return Claimed(offer, self._tick(), node, None)
 
+    def race(self, choices: tuple, epoch: int, attempt: int, published: Published) -> tuple:
+        answers = [self.claim(choice, epoch, attempt, published) for choice in choices]
+        kept = next((one for one in answers if one.node is not None), answers[0])
+        for one in answers:
+            if one is not kept and one.node is not None:
+                self.release(one.node)
+        others = [one for one in answers if one is not kept]
+        given = [replace(one, node=None, surplus=Surplus(one.node, one.at)) if one.node else one for one in others]
+        return (*given, kept)
+
     def watch(self, claimed: Claimed, node: Node, begun: Begun, past: tuple) -> Watched:
+        assert [*self.machines.values()] == [node], "one machine at a time is watched"
         ending = self.endings[min(len(past), len(self.endings) - 1)]
         at = self._tick()
         step = 10 * (len(past) + 1)
@@ -155,6 +179,34 @@ def test_killed_anywhere_it_ends_with_one_machine_an_epoch_and_nothing_left(worl
     epochs = [node.epoch for node in world.made.values()]
     assert len(epochs) == len(set(epochs)), "two machines for one epoch"
     assert world.most_alive <= 1
+
+
+@settings(max_examples=200)
+@given(world=scripts, die_after=st.integers(0, 40), width=st.integers(2, 4))
+def test_a_race_killed_anywhere_keeps_one_machine(world: World, die_after: int, width: int) -> None:
+    world.away, world.abreast = FAR, width
+    recorder = Recorder()
+    recorder.die_after = die_after
+    try:
+        report = run(world, recorder)
+    except Killed:
+        recorder.die_after = None
+        report = run(world, recorder)
+    assert report["leaked"] == []
+    assert world.machines == {}
+    assert world.most_alive <= width
+
+
+def test_a_race_goes_through_other_regions_of_the_same_market_only() -> None:
+    first, beside = offer("aws", "us-east-1a"), offer("aws", "us-west-2a")
+    dear = replace(offer("aws", "eu-west-1a"), market=Market.ON_DEMAND)
+    choices = [Choice(one) for one in (first, offer("aws", "us-east-1b"), dear, beside, offer("aws", "us-west-2b"))]
+    assert [choice.offer for choice in abreast(choices, 3)] == [first, beside]
+    assert [choice.offer for choice in abreast(choices, 1)] == [first]
+    home = [Choice(one) for one in (HOME, offer("autodl", "beijingDC2"), first)]
+    assert [choice.offer for choice in abreast(home, 3)] == [HOME]
+    assert [choice.offer for choice in abreast([Choice(first), *home], 3)] == [first]
+    assert abreast([], 3) == ()
 
 
 def test_the_first_scene_of_the_mission() -> None:

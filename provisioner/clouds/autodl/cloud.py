@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +21,8 @@ from provisioner.errors import CloudError, Unauthorized
 from provisioner.model import Failure, FailureKind, JobRef, Launch, Node, NodeState, Offer, Owned, Scope
 
 _PRO_ID = "pro-"
+_BUSY_PAUSES_S = (2.0, 4.0, 8.0)
+"""Waits between tries of one order while AutoDL is busy; then it counts as refused."""
 _PATIENCE_S = 45.0
 """For one question of the controller, which has heartbeats to watch besides."""
 
@@ -145,8 +148,9 @@ class AutodlCloud:
     def _create(self, machines: Machines, name: str, offer: Offer, launch: Launch) -> str | Failure:
         """Make the machine. An answer that does not say what happened is followed by two looks for its name."""
         image = self._config.image_uuid or cards.DEFAULT_IMAGE
+        order = partial(machines.create, name, offer, start_command(launch.user_data), image)
         try:
-            return machines.create(name, offer, start_command(launch.user_data), image)
+            return self._when_it_listens(order)
         except Doubtful as error:
             failure = Failure(FailureKind.NETWORK, Scope.OFFER, "no answer", str(error), error.hint, 60.0)
         except Refused as error:
@@ -158,6 +162,17 @@ class AutodlCloud:
             self._sleep(self._second_look_s)
             found = machines.find(name)
         return found or failure
+
+    def _when_it_listens(self, order: Callable[[], str]) -> str:
+        """Give an order again while AutoDL says that these are too many requests: then nothing was made."""
+        for pause_s in _BUSY_PAUSES_S:
+            try:
+                return order()
+            except Refused as error:
+                if error.failure.kind is not FailureKind.THROTTLED:
+                    raise
+            self._sleep(pause_s)
+        return order()
 
     def _too_poor(self, offer: Offer) -> Failure | None:
         """Refuse to begin what the account cannot pay for an hour: AutoDL's own refusal is not documented."""

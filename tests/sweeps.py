@@ -1,0 +1,125 @@
+"""A whole run of one job against a cloud in a box, for counting calls: the real flow, world, planner and room.
+
+Store and node are stood in for by a launcher that says of every machine that the job is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from provisioner.clouds.base import Request
+from provisioner.config import parse
+from provisioner.controller.directory import JobDirectory
+from provisioner.controller.effects import World
+from provisioner.controller.failures import KnownFailures
+from provisioner.controller.flow import Flow
+from provisioner.controller.records import Published
+from provisioner.model import JobRef, Launch, Offer, Owned, claim_token, tags
+from provisioner.telemetry import events
+
+JOB = JobRef("digits", "1a2b3c4d")
+IDLE = "#!/bin/bash\nsleep 600\n"
+
+
+class Launcher:
+    """Stands for store and node: every machine says at once that the job is done."""
+
+    environ: Mapping[str, str] = {}
+
+    def __init__(self) -> None:
+        self.started: set[str] = set()
+        """Tokens whose machine can start the job."""
+
+    def write_spec(self) -> None:
+        pass
+
+    def newest_epoch(self) -> int:
+        return 0
+
+    def publish(self) -> Published:
+        return Published((), None)
+
+    def launch(self, offer: Offer, epoch: int, attempt: int, published: Published, *, held: bool = False) -> Launch:
+        token = claim_token(JOB, epoch, offer, attempt)
+        if not held:
+            self.write_start(offer, epoch, attempt, published)
+        return Launch(JOB, epoch, token, IDLE, 3600.0, tags(JOB, epoch, token))
+
+    def write_start(self, offer: Offer, epoch: int, attempt: int, published: Published) -> None:
+        self.started.add(claim_token(JOB, epoch, offer, attempt))
+
+    def remove_bootstrap(self, epoch: int, token: str) -> None:
+        pass
+
+    def read_signs(self, epoch: int) -> tuple[dict[str, object], dict[str, object]]:
+        return {"result": "completed", "final_step": 1}, {"end": {"reason": "done"}, "step": 1, "first_step_at": 1.0}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a run came to."""
+
+    report: dict[str, Any]
+    events: list[dict[str, Any]]
+
+
+class Nowhere:
+    """A fallback that has nothing: every job names one."""
+
+    name = "local"
+
+    def offers(self, request: Request) -> list[Offer]:
+        return []
+
+    def owned(self) -> list[Owned]:
+        return []
+
+    def dismantle(self) -> None:
+        pass
+
+
+def aws(**settings: Any) -> dict[str, Any]:
+    """Return the places of a job that knows AWS alone."""
+    return {"fallback": [{"aws": settings}]}
+
+
+def world(
+    clouds: Mapping[str, Any], places: Mapping[str, Any], state: Path, policy: Mapping[str, Any] | None = None
+) -> World:
+    """Make the world of a job. ``places``: ``primary`` and ``fallback`` of its file."""
+    config = {
+        "job": {"name": JOB.name, "command": "train"},
+        "checkpoint": {"store": "s3://bucket/jobs"},
+        **places,
+        "policy": {"retry_for": "0s", "poll": "1s", **(policy or {})},
+    }
+    directory = JobDirectory(state, JOB.name)
+    directory.create()
+    log = events.EventLog(directory.path / "events.jsonl")
+    for cloud in clouds.values():
+        cloud._events = log
+    return World(
+        JOB,
+        parse(yaml.safe_dump(config).encode(), "failover.yaml", state, {}),
+        directory,
+        clouds.__getitem__,
+        Launcher(),  # type: ignore[arg-type] # as far as the world asks it
+        log,
+        failures=KnownFailures(state),
+    )
+
+
+def run(
+    clouds: Mapping[str, Any], places: Mapping[str, Any], state: Path, policy: Mapping[str, Any] | None = None
+) -> Sweep:
+    """Run a job until it is done or nothing is to be had."""
+    path = JobDirectory(state, JOB.name).path / "events.jsonl"
+    path.unlink(missing_ok=True)
+    made: Any = world(clouds, places, state, policy)
+    report: Any = Flow(made, lambda _, call, *args: call(*args)).run()
+    return Sweep(report, list(events.read(path)))
