@@ -119,17 +119,18 @@ class KnownFailures:
                     (offer.cloud, failure.code, failure.message, now, now),
                 )
 
-    def memory(self, accounts: Mapping[str, str], job: str, *, since: float) -> FailureMemory:
+    def memory(self, accounts: Mapping[str, str | None], job: str, *, since: float) -> FailureMemory:
         """Return what counts for a job now.
 
-        ``accounts``: cloud -> the account that it uses there. ``since`` is when its run began (Unix seconds): what only
-        a person mends counts from then on.
+        ``accounts``: cloud -> the account that it uses there; None: whichever. ``since`` is when its run began (Unix
+        seconds): what only a person mends counts from then on.
         """
         found = []
         for entry in self.entries():
             cloud = entry.remembered.offer.cloud
             mended = entry.remembered.failure.kind in OPERATORS and entry.last < since
-            if cloud in accounts and entry.account == accounts[cloud] and entry.job in ("", job) and not mended:
+            same = cloud in accounts and accounts[cloud] in (None, entry.account)
+            if same and entry.job in ("", job) and not mended:
                 found.append(entry.remembered)
         return FailureMemory(tuple(found))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from provisioner.clouds.aws.account import account_name
 from provisioner.clouds.base import Accounted, Cloud, Quotas
+from provisioner.controller.directory import state_root
 from provisioner.controller.failures import PROBLEMS, KnownFailures
 from provisioner.errors import CloudError, FailoverError, Unauthorized, Unreachable
 from provisioner.model import Failure, FailureKind, Offer, Scope
@@ -91,11 +92,14 @@ class Refusals:
         self._events.emit("blind", what="the memory of refusals", problem=str(error))
 
 
-def known_to(job: str, clouds: Iterable[Cloud], root: Path) -> FailureMemory:
-    """Return what a run of this job would leave alone if it began now: for ``failover plan``. Never raises."""
-    accounts = {cloud.name: cloud.account if isinstance(cloud, Accounted) else "" for cloud in clouds}
+def known_to(job: str, clouds: Iterable[str], environ: Mapping[str, str]) -> FailureMemory:
+    """Return what a run of this job would leave alone if it began now: for ``failover plan``. Never raises.
+
+    No cloud is opened for it, so of clouds other than AWS the account is not compared.
+    """
+    accounts = {name: account_name(environ) if name == "aws" else None for name in clouds}
     try:
-        return KnownFailures(root).memory(accounts, job, since=time.time())
+        return KnownFailures(state_root(environ)).memory(accounts, job, since=time.time())
     except PROBLEMS:
         return FailureMemory()
 

@@ -10,6 +10,7 @@ from provisioner.clouds import is_ours, names, open_cloud
 from provisioner.clouds.base import Request
 from provisioner.config import Config
 from provisioner.controller.directory import JobDirectory, JobRecord, state_root
+from provisioner.controller.refusals import known_to
 from provisioner.controller.stores import place, stores
 from provisioner.errors import CloudError
 from provisioner.model import Offer
@@ -40,7 +41,8 @@ def survey(
     passed = planner.absent(config)
     offers: list[Offer] = []
     listed = planner.catalog_offers(config)
-    for name in [*(["autodl"] if config.primary else []), *fallback_names(config)]:
+    clouds = [*(["autodl"] if config.primary else []), *fallback_names(config)]
+    for name in clouds:
         if name in OF_CATALOG and is_ours(name):
             offers += [offer for offer in listed if offer.cloud == name]
             continue
@@ -51,4 +53,7 @@ def survey(
         except CloudError as error:
             passed.insert(0, planner.PassedOver(name, str(error)))
     places = [place(store) for store in stores(config.checkpoint, environ)]
-    return planner.plan(config, offers, now=time.time(), passed_over=passed, stores=places, round_trips=round_trips)
+    known = known_to(config.job.name, clouds, environ)
+    return planner.plan(
+        config, offers, memory=known, now=time.time(), passed_over=passed, stores=places, round_trips=round_trips
+    )

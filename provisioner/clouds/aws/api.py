@@ -5,7 +5,6 @@ boto3 is imported with this module, and this module when the room is used.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -50,15 +49,6 @@ class Account:
         self._session: boto3.Session | None = None
         self._clients: dict[tuple[str, str], Any] = {}
         self._lock = threading.Lock()
-
-    @property
-    def name(self) -> str:
-        """Tell accounts apart without asking AWS: a digest of the key's id, or the profile; not a secret."""
-        environ = self._environ
-        key, profile = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_PROFILE")
-        words = [f"key {hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else f"profile {profile or 'default'}"]
-        words += [endpoint] if (endpoint := environ.get("AWS_ENDPOINT_URL")) else []
-        return " at ".join(words)
 
     def region(self, name: str) -> Region:
         """Return the calls of one region."""

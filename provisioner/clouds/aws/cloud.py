@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from provisioner.catalog import aws_offers
 from provisioner.clouds.aws import inventory, release
+from provisioner.clouds.aws.account import account_name
 from provisioner.clouds.aws.api import Account
 from provisioner.clouds.aws.claim import Claim, Clock, Place, request
 from provisioner.clouds.aws.failures import STALE, failure_in, with_failure
@@ -134,7 +135,7 @@ class AwsCloud:
     @property
     def account(self) -> str:
         """Tell accounts apart, without asking AWS."""
-        return self._account.name
+        return account_name(self._environ)
 
     def over_quota(self, offers: Sequence[Offer]) -> Mapping[str, Failure]:
         """Return, by key, the offers that the account's vCPU quotas leave no room for. Never raises."""
