@@ -49,6 +49,7 @@ def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             + (f" + unknown: {', '.join(unpriced)}" if unpriced else ""),
         ),
         *_traffic(report),
+        *_refusals(report),
         ("left behind", "nothing" if not report["leaked"] else "; ".join(report["leaked"])),
     ]
     if "model_identical" in report:
@@ -70,6 +71,20 @@ def _traffic(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
+def _refusals(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what an operator can do about refusals. Reports of old have less."""
+    rows = [("over quota", f"{row['message']}; {row['advice']}") for row in report.get("over_quota", [])]
+    rows += [
+        ("unknown code", f"{row['cloud']} {row['code']}, {row['count']} x; please report it: {row['message']}")
+        for row in report.get("unknown_codes", [])
+    ]
+    rows += [
+        ("surplus", f"{_where(row)}: given back after {row['seconds']:.0f} s") for row in report.get("surplus", [])
+    ]
+    rows += [("what to do", words) for words in dict.fromkeys(row["advice"] for row in report["refused"]) if words]
+    return rows
+
+
 def _placement_row(placement: Mapping[str, Any]) -> Sequence[object]:
     first, last = placement["restored_step"], placement["last_step"]
     outcome = placement["ended"] + (f": {placement['reason']}" if placement["reason"] else "")
@@ -87,6 +102,7 @@ def _placement_row(placement: Mapping[str, Any]) -> Sequence[object]:
 
 def _attempt_row(epoch: object, attempt: Mapping[str, Any]) -> Sequence[object]:
     outcome = f"{attempt['failure']} ({attempt['code']})" if attempt["failure"] else attempt["message"]
+    outcome += f": {attempt['advice']}" if attempt["failure"] == "no_capacity" and attempt["advice"] else ""
     at = time.strftime("%H:%M:%S", time.localtime(attempt["at"]))
     return [epoch, at, _where(attempt), attempt["market"], _price(attempt), "", "", outcome]
 
