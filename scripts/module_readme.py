@@ -15,6 +15,7 @@ MODULES = Path(__file__).resolve().parents[1] / "terraform" / "modules"
 BEGIN, END = "<!-- BEGIN_TF_DOCS -->", "<!-- END_TF_DOCS -->"
 BLOCK = re.compile(r'^(variable|output) "(\w+)" \{\n(.*?)^\}', re.MULTILINE | re.DOTALL)
 RESOURCE = re.compile(r'^(resource|data) "(\w+)" "(\w+)" \{', re.MULTILINE)
+PROVIDER = re.compile(r'^    (\w+) = \{\n +source  = "[^"]+"\n +version = "([^"]+)"', re.MULTILINE)
 HEREDOC = re.compile(r"^  description = <<-EOT\n(.*?)^  EOT", re.MULTILINE | re.DOTALL)
 FIELD = r'^  {} += (".*"|[^\n]+)$'
 
@@ -42,7 +43,7 @@ def tables(module: Path) -> str:
     lines = ["## Requirements", "", "| Name | Version |", "|------|---------|"]
     lines += [
         "| terraform | >= 1.5.0 |",
-        "| aws | >= 5.0 |",
+        *(f"| {name} | {version} |" for name, version in PROVIDER.findall(text)),
         "",
         "## Resources",
         "",

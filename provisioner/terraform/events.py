@@ -11,8 +11,8 @@ from provisioner.errors import CloudError, TerraformError, Unauthorized, Unreach
 
 Event = dict[str, Any]
 
-# Code words of AWS in Terraform's sentences, longest first where one contains another. The sentences around them
-# differ from provider version to provider version; the words do not.
+# Code words of the clouds in Terraform's sentences, longest first where one contains another. The sentences around
+# them differ from provider version to provider version; the words do not.
 CODES: Final = (
     "InsufficientInstanceCapacity",
     "InsufficientHostCapacity",
@@ -43,6 +43,13 @@ CODES: Final = (
     "LimitExceeded",
     "DependencyViolation",
     "ParameterNotFound",
+    "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
+    "ZONE_RESOURCE_POOL_EXHAUSTED",
+    "QUOTA_EXCEEDED",
+    "alreadyExists",
+    "accessNotConfigured",
+    "SERVICE_DISABLED",
+    "PERMISSION_DENIED",
 )
 _CODE: Final = re.compile(rf"(?<![A-Za-z])({'|'.join(CODES)})(?![A-Za-z])")
 _UNAUTHORIZED: Final = frozenset(
@@ -58,9 +65,17 @@ _UNAUTHORIZED: Final = frozenset(
         "UnrecognizedClientException",
         "SignatureDoesNotMatch",
         "OptInRequired",
+        "accessNotConfigured",
+        "SERVICE_DISABLED",
+        "PERMISSION_DENIED",
     }
 )
-_NO_CREDENTIALS: Final = re.compile(r"No valid credential sources found|failed to refresh cached credentials")
+# Google says 403 to a quota too: only what speaks of permission is a matter of credentials.
+_FORBIDDEN: Final = re.compile(r"googleapi: Error 401|googleapi: Error 403:.*(?:[Pp]ermission|, forbidden)")
+_NO_CREDENTIALS: Final = re.compile(
+    r"No valid credential sources found|failed to refresh cached credentials|could not find default credentials|"
+    r"oauth2: .*(?:invalid_grant|invalid_client|cannot fetch token)"
+)
 _NETWORK: Final = re.compile(
     r"no such host|connection refused|connection reset|i/o timeout|network is unreachable|TLS handshake timeout|"
     r"request send failed|context deadline exceeded"
@@ -105,7 +120,7 @@ def compact(event: Mapping[str, Any]) -> Event | None:
 
 
 def code_in(text: str) -> str:
-    """Return AWS's code word in a sentence of Terraform, or an empty string."""
+    """Return the cloud's code word in a sentence of Terraform, or an empty string."""
     found = _CODE.search(text)
     return found.group(1) if found else ""
 
@@ -123,7 +138,7 @@ def failure(what: str, diagnostics: list[Mapping[str, Any]], stderr: str, return
     else:
         text = _last_words(stderr) or f"ended with status {returncode} and said nothing"
     message = f"{what}: {text}"
-    if code_in(text) in _UNAUTHORIZED or _NO_CREDENTIALS.search(text):
+    if code_in(text) in _UNAUTHORIZED or _NO_CREDENTIALS.search(text) or _FORBIDDEN.search(text):
         return Unauthorized(message, hint=hint)
     if _NETWORK.search(text):
         return Unreachable(message, hint=hint)

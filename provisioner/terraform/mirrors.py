@@ -1,4 +1,4 @@
-"""Find folders on this machine that hold Terraform's AWS provider in the layout of a mirror."""
+"""Find folders on this machine that hold a provider of Terraform in the layout of a mirror."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from provisioner.terraform.requirement import AWS, Requirement
+
 _VERSION: Final = re.compile(r"(?:^|_)(\d+)\.(\d+)\.(\d+)(?:$|_)")
-_OLDEST: Final = (5, 0, 0)
 # System places whose direct children may be mirrors that an administrator or an image maker has laid down.
 _PLACES: Final = ("/opt", "/usr/local/share", "/usr/local/lib", "/usr/share", "/srv", "/var/lib")
 _MOST_CHILDREN: Final = 500
@@ -43,18 +44,18 @@ def in_system_places(places: Iterable[str] = _PLACES) -> Iterator[Path]:
             yield from sorted(islice((child for child in Path(place).iterdir() if child.is_dir()), _MOST_CHILDREN))
 
 
-def holds_provider(root: Path, machine: str) -> bool:
-    """Say whether ``root`` is a mirror with an AWS provider of at least 5.0 for ``machine`` (``linux_amd64``)."""
+def holds_provider(root: Path, machine: str, wanted: Requirement = AWS) -> bool:
+    """Say whether ``root`` is a mirror with a provider that is new enough, for ``machine`` (``linux_amd64``)."""
     with suppress(OSError):
-        return any(_usable(entry, machine) for entry in root.glob("*/hashicorp/aws/*"))
+        return any(_usable(entry, machine, wanted) for entry in root.glob(f"*/hashicorp/{wanted.name}/*"))
     return False
 
 
-def _usable(entry: Path, machine: str) -> bool:
+def _usable(entry: Path, machine: str, wanted: Requirement) -> bool:
     found = _VERSION.search(entry.name)
-    if found is None or tuple(map(int, found.groups())) < _OLDEST:
+    if found is None or tuple(map(int, found.groups())) < wanted.oldest:
         return False
     if entry.suffix == ".zip":
         return entry.stem.endswith(f"_{machine}")
     folder = entry / machine
-    return folder.is_dir() and any(folder.glob("terraform-provider-aws*"))
+    return folder.is_dir() and any(folder.glob(f"terraform-provider-{wanted.name}*"))

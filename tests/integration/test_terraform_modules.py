@@ -17,15 +17,18 @@ from provisioner.errors import TerraformError
 from provisioner.model import JobRef, Market
 from provisioner.terraform import render
 from provisioner.terraform.provider import discover
-from provisioner.terraform.render import NodeSpec, StackSpec, write_stack
+from provisioner.terraform.render import GcpStackSpec, NodeSpec, StackSpec, write_stack
 
 MODULES = assets.path("terraform/modules")
-SCHEMA = Path(__file__).resolve().parents[2] / "provisioner" / "sandbox" / "stand_in" / "schema.json"
+STAND_IN = Path(__file__).resolve().parents[2] / "provisioner" / "sandbox" / "stand_in"
 SPEC = StackSpec(JobRef("digits", "1a2b3c4d"), "us-east-1", bucket="checkpoints", prefix="jobs/digits")
+GCP_SPEC = GcpStackSpec(JobRef("digits", "1a2b3c4d"), "my-project", "us-central1", bucket="checkpoints", prefix="p")
+MACHINE = "projects/my-project/zones/us-central1-a/instances/failover-digits-1a2b3c4d-e1-0f0f0f0f"
 SPECS = {
     "claimed": SPEC,
     "adopted": replace(SPEC, autodl_available=False, adopted_instance_id="i-0123456789abcdef0"),
     "terraform_only": replace(SPEC, node=NodeSpec("g4dn.xlarge", "us-east-1a", Market.SPOT, "0.5"), vpc="own"),
+    "adopted_at_google": replace(GCP_SPEC, autodl_available=False, adopted_instance_id=MACHINE),
 }
 pytestmark = pytest.mark.timeout(900)
 
@@ -44,10 +47,10 @@ class Program:
         return done.stdout
 
 
-def program(choice, directory):
-    environ = {**os.environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "FAILOVER_TF_PROVIDER": choice}
+def program(choice, directory, provider="aws"):
+    nowhere = dict.fromkeys(("AWS_ENDPOINT_URL", "GOOGLE_COMPUTE_CUSTOM_ENDPOINT"), "http://127.0.0.1:9")
     try:
-        return Program(discover(directory, environ))
+        return Program(discover(directory, {**os.environ, **nowhere, "FAILOVER_TF_PROVIDER": choice}, provider))
     except TerraformError as error:
         pytest.skip(str(error))
 
@@ -58,16 +61,22 @@ def stand_in(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def stand_in_google(tmp_path_factory):
+    return program("stand-in", tmp_path_factory.mktemp("stand-in-google"), "google")
+
+
+@pytest.fixture(scope="session")
 def official(tmp_path_factory):
     return program("official", tmp_path_factory.mktemp("official"))
 
 
 @pytest.mark.parametrize("case", SPECS)
-def test_a_rendered_stack_is_formatted_and_valid(stand_in, tmp_path, case):
+def test_a_rendered_stack_is_formatted_and_valid(stand_in, stand_in_google, tmp_path, case):
+    terraform = stand_in_google if isinstance(SPECS[case], GcpStackSpec) else stand_in
     write_stack(tmp_path, SPECS[case])
-    stand_in.run("fmt", "-check", "-recursive", cwd=tmp_path)
-    stand_in.run("init", "-input=false", cwd=tmp_path)
-    stand_in.run("validate", cwd=tmp_path)
+    terraform.run("fmt", "-check", "-recursive", cwd=tmp_path)
+    terraform.run("init", "-input=false", cwd=tmp_path)
+    terraform.run("validate", cwd=tmp_path)
 
 
 def test_the_modules_are_formatted(stand_in):
@@ -83,6 +92,12 @@ def own_tests(program, module, directory):
 @pytest.mark.parametrize("module", [pytest.param("aws_region", marks=pytest.mark.slow), "aws_gpu_node"])
 def test_the_modules_own_tests(stand_in, tmp_path, module):
     assert ", 0 failed" in own_tests(stand_in, module, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["gcp_region", "gcp_gpu_node"])
+def test_the_own_tests_of_the_modules_of_google(stand_in_google, tmp_path, module):
+    assert ", 0 failed" in own_tests(stand_in_google, module, tmp_path)
 
 
 @pytest.mark.slow
@@ -106,7 +121,7 @@ def test_the_stand_ins_schema_is_a_part_of_the_official_one(official, tmp_path):
     argv = [*official.toolchain.terraform, "providers", "schema", "-json"]
     told = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, check=True).stdout
     (theirs,) = json.loads(told)["provider_schemas"].values()
-    ours = json.loads(SCHEMA.read_text())
+    ours = json.loads((STAND_IN / "aws" / "schema.json").read_text())
     for kind in ("resource_schemas", "data_source_schemas"):
         for name, described in ours[kind].items():
             assert list(differences(described["block"], theirs[kind][name]["block"], name)) == []

@@ -11,6 +11,7 @@ import pytest
 from provisioner.errors import ConfigError, TerraformError
 from provisioner.terraform import mirrors
 from provisioner.terraform.provider import discover
+from provisioner.terraform.requirement import required
 
 # A terraform that accepts a configuration if the word GOOD is in it. Without one it has nothing.
 FAKE = """#!/bin/bash
@@ -18,8 +19,10 @@ echo "$@" >> "{log}"
 case "$1" in
   version) echo '{{"terraform_version": "{version}", "platform": "linux_amd64"}}' ;;
   init) grep -q GOOD "${{TF_CLI_CONFIG_FILE:-$HOME/.terraformrc}}" 2>/dev/null || exit 1
-        mkdir -p .terraform/providers/host/hashicorp/aws/5.77.0 ;;
-  providers) echo '└── provider[host.example/hashicorp/aws] >= 5.0.0' ;;
+        name=$(grep -o 'hashicorp/[a-z]*' main.tf | cut -d/ -f2)
+        mkdir -p .terraform/providers/host/hashicorp/$name/5.77.0 ;;
+  providers) name=$(grep -o 'hashicorp/[a-z]*' main.tf | cut -d/ -f2)
+        echo "└── provider[host.example/hashicorp/$name] >= 5.0.0" ;;
 esac
 """
 
@@ -42,14 +45,14 @@ def machine(tmp_path):
             program.chmod(0o755)
             return program
 
-        def mirror(self, path, version="5.77.0"):
-            folder = path / "host" / "hashicorp" / "aws" / version / mirrors.platform()
+        def mirror(self, path, version="5.77.0", name="aws"):
+            folder = path / "host" / "hashicorp" / name / version / mirrors.platform()
             folder.mkdir(parents=True)
-            (folder / f"terraform-provider-aws_v{version}_x5").touch()
+            (folder / f"terraform-provider-{name}_v{version}_x5").touch()
             return path
 
-        def discover(self, **environ):
-            return discover(self.state, {**self.environ, **environ})
+        def discover(self, provider="aws", **environ):
+            return discover(self.state, {**self.environ, **environ}, provider)
 
         def calls(self):
             return self.log.read_text().splitlines() if self.log.exists() else []
@@ -132,7 +135,7 @@ def test_the_answer_is_remembered_until_something_changes(machine, tmp_path):
     other = machine.mirror(tmp_path / "GOOD-other", "5.80.0")
     assert machine.discover(FAILOVER_TF_MIRROR=str(other)).env != {}
     assert len(machine.calls()) > calls
-    (machine.state / "terraform" / "toolchain.json").write_text("{half")
+    (machine.state / "terraform" / "toolchain-aws.json").write_text("{half")
     assert machine.discover(FAILOVER_TF_MIRROR=str(mirror)) == first
     assert list((machine.state / "terraform").glob("call-*")) == []
     assert list((machine.state / "terraform").glob("trial-*")) == []
@@ -155,6 +158,36 @@ def test_in_the_sandbox_the_stand_in_takes_its_place_and_says_so(machine):
     assert found.describe()["source"] == "sandbox"
     with pytest.raises(TerraformError, match="no AWS provider"):
         machine.discover(AWS_ENDPOINT_URL="http://127.0.0.1:9", FAILOVER_TF_PROVIDER="official")
+
+
+def test_each_cloud_has_a_provider_of_its_own(machine, tmp_path):
+    """A job at AWS alone never needs Google's, a mirror need not have both, and each answer is remembered."""
+    mirror = machine.mirror(tmp_path / "GOOD-mirror", "7.1.0", "google")
+    aws = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    google = {"GOOGLE_COMPUTE_CUSTOM_ENDPOINT": "http://127.0.0.1:9/compute/v1/"}
+    assert machine.discover("google", FAILOVER_TF_MIRROR=str(mirror)).note.startswith("hashicorp/google")
+    with pytest.raises(TerraformError, match=r"no Google provider .* tried the public registry") as caught:
+        machine.discover("google", **aws)
+    assert "HOST/hashicorp/google/" in caught.value.hint
+    with pytest.raises(TerraformError, match="no AWS provider"):
+        machine.discover("aws", **google)
+    both = {**aws, **google, "FAILOVER_TF_PROVIDER": "stand-in"}
+    found = {name: machine.discover(name, **both) for name in ("aws", "google")}
+    assert {name: one.source for name, one in found.items()} == {"aws": "sandbox", "google": "sandbox"}
+    calls = len(machine.calls())
+    assert machine.discover("google", **both) == found["google"]
+    assert len(machine.calls()) == calls
+    launchers = sorted(path.name for path in machine.state.glob("terraform/stand-in-*/*/hashicorp/*/*/*/*"))
+    assert [name.partition("_v")[0] for name in launchers] == ["terraform-provider-aws", "terraform-provider-google"]
+
+
+def test_a_mirror_that_is_too_old_for_the_stacks_is_none(tmp_path):
+    old = tmp_path / "host" / "hashicorp" / "google" / "6.49.3" / mirrors.platform()
+    old.mkdir(parents=True)
+    (old / "terraform-provider-google_v6.49.3_x5").touch()
+    assert not mirrors.holds_provider(tmp_path, mirrors.platform(), required("google"))
+    old.parent.rename(old.parent.with_name("6.50.0"))
+    assert mirrors.holds_provider(tmp_path, mirrors.platform(), required("google"))
 
 
 def test_wrong_settings_are_the_operators_mistake(machine):

@@ -15,7 +15,7 @@ from jinja2 import TemplateError, UndefinedError
 from provisioner.errors import ConfigError
 from provisioner.model import JobRef, Market
 from provisioner.terraform.quoting import hcl, sh
-from provisioner.terraform.render import NodeSpec, StackSpec, environment, write_stack
+from provisioner.terraform.render import GcpNodeSpec, GcpStackSpec, NodeSpec, StackSpec, environment, write_stack
 
 JOB = JobRef("digits", "1a2b3c4d")
 HOSTILE = [
@@ -122,6 +122,36 @@ def test_every_setting_of_a_stack_reaches_terraform():
         assert StackSpec(**{**plain, name: value}).variables() != StackSpec(**plain).variables(), name
 
 
+GCP_TEXT = ("region", "bucket", "prefix", "ssh_cidr", "network", "service_account", "image", "project")
+
+
+@settings(max_examples=20, deadline=None)
+@given(texts, texts)
+def test_configured_text_of_google_only_ever_stands_in_the_variables_file(tmp_path_factory, text, other):
+    plain, hostile = tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("hostile")
+    node = GcpNodeSpec(text, other, Market.SPOT, text, user_data=other, labels={text: other})
+    spec = GcpStackSpec(JobRef(text, other), **dict.fromkeys(GCP_TEXT, text), labels={other: text}, node=node)
+    write_stack(plain, GcpStackSpec(JOB, "my-project", "us-central1"))
+    write_stack(hostile, spec)
+    assert (hostile / "main.tf").read_text() == (plain / "main.tf").read_text()
+    kept = json.loads((hostile / "terraform.tfvars.json").read_text())
+    assert kept == spec.variables()
+    assert {kept["project"], kept["substrate"]["image"], kept["node"]["machine_type"]} == {text}
+
+
+def test_every_setting_of_a_stack_at_google_reaches_terraform():
+    changed = {
+        "job": JobRef("other", "ffffffff"), "project": "other-project", "region": "europe-west4", "bucket": "b-1",
+        "prefix": "p", "network": "own", "zones": ("z",), "ssh_cidr": "10.0.0.0/8", "service_account": "a@b",
+        "image": "i", "disk_gb": 9, "labels": {"a": "b"}, "autodl_available": False, "adopted_instance_id": "i-1",
+        "node": GcpNodeSpec("g2-standard-4", "us-central1-a"),
+    }  # fmt: skip
+    assert set(changed) == {field.name for field in fields(GcpStackSpec)}
+    plain = {"job": JOB, "project": "my-project", "region": "us-central1"}
+    for name, value in changed.items():
+        assert GcpStackSpec(**{**plain, name: value}).variables() != GcpStackSpec(**plain).variables(), name
+
+
 def test_a_stack_is_for_its_owner_only_and_complete(tmp_path):
     folder = tmp_path / "aws-us-east-1"
     write_stack(folder, StackSpec(JOB, "us-east-1", adopted_instance_id="i-0abc"))
@@ -131,6 +161,14 @@ def test_a_stack_is_for_its_owner_only_and_complete(tmp_path):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     assert 'id = "i-0abc"' in (folder / "main.tf").read_text()
     assert sorted(path.name for path in (folder / "modules").iterdir()) == ["aws_gpu_node", "aws_region"]
+
+
+def test_what_exists_already_is_imported_by_its_address(tmp_path):
+    address, identity = "module.region.google_compute_network.own[0]", "projects/p/global/networks/n${x}"
+    write_stack(tmp_path, GcpStackSpec(JOB, "my-project", "us-central1"), {address: identity})
+    text = (tmp_path / "main.tf").read_text()
+    assert f'  to = {address}\n  id = "projects/p/global/networks/n$${{x}}"\n' in text
+    assert sorted(path.name for path in (tmp_path / "modules").iterdir()) == ["gcp_gpu_node", "gcp_region"]
 
 
 def test_files_that_did_not_change_are_left_alone(tmp_path):

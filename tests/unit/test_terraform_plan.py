@@ -9,7 +9,7 @@ import pytest
 from provisioner.errors import TerraformError, Unauthorized, Unreachable
 from provisioner.terraform import events
 from provisioner.terraform.plan import Allow, check, from_json
-from provisioner.terraform.render import NODE_ADDRESS
+from provisioner.terraform.render import GCP_NODE_ADDRESS, NODE_ADDRESS
 
 NO_CAPACITY = (
     "creating EC2 Instance: operation error EC2: RunInstances, exceeded maximum number of attempts, 2, https response "
@@ -42,7 +42,9 @@ TEMPLATE_UPDATE = (TEMPLATE, ["update"], False)
     [
         (Allow.PREPARE, []),
         (Allow.PREPARE, [(TEMPLATE, ["create"], False), ("module.region.aws_iam_role.node[0]", ["delete"], False)]),
+        (Allow.PREPARE, [("module.region.google_compute_network.own[0]", ["no-op"], True)]),
         (Allow.ADOPT, [NODE_IMPORT]),
+        (Allow.ADOPT, [(GCP_NODE_ADDRESS, ["no-op"], True)]),
         (Allow.ADOPT, [NODE_IMPORT, TEMPLATE_UPDATE]),
         (Allow.RELEASE, [NODE_DELETE]),
         (Allow.RELEASE, []),
@@ -58,6 +60,8 @@ def test_harmless_plans_pass(allow, changes):
     [
         (Allow.PREPARE, [(NODE_ADDRESS, ["create"], False)], f"create {NODE_ADDRESS}"),
         (Allow.PREPARE, [NODE_DELETE], f"delete {NODE_ADDRESS}"),
+        (Allow.PREPARE, [(GCP_NODE_ADDRESS, ["create"], False)], f"create {GCP_NODE_ADDRESS}"),
+        (Allow.RELEASE, [(GCP_NODE_ADDRESS, ["delete", "create"], False)], f"replace {GCP_NODE_ADDRESS}"),
         (Allow.PREPARE, [NODE_IMPORT], f"import {NODE_ADDRESS}"),
         (Allow.ADOPT, [(NODE_ADDRESS, ["create"], False)], f"create {NODE_ADDRESS}"),
         (Allow.ADOPT, [(NODE_ADDRESS, ["delete", "create"], True)], f"replace {NODE_ADDRESS}"),
@@ -117,6 +121,11 @@ def test_counts_and_emptiness():
         ("No valid credential sources found", Unauthorized, ""),
         ("request send failed, dial tcp 127.0.0.1:1: connect: connection refused", Unreachable, ""),
         ("UnsupportedThing: AccessDeniedness", TerraformError, ""),
+        ("googleapi: Error 401: Request had invalid authentication credentials., authError", Unauthorized, ""),
+        ("googleapi: Error 403: Required 'compute.networks.create' permission for 'x', forbidden", Unauthorized, ""),
+        ("googleapi: Error 403: Quota 'NETWORKS' exceeded. Limit: 5.0 globally., quotaExceeded", TerraformError, ""),
+        ("Compute Engine API has not been used, accessNotConfigured", Unauthorized, "accessNotConfigured"),
+        ("could not find default credentials. See x", Unauthorized, ""),
     ],
 )
 def test_errors_are_told_by_their_code_word(summary, kind, code):

@@ -1,7 +1,7 @@
 """The provider protocol of Terraform (go-plugin, gRPC, version 6), served with PyPI's ``tf``.
 
-Its schema layer is too narrow for nested blocks and objects, so the service here is our own. boto3 is loaded when the
-cloud is first needed: Terraform starts a provider several times a run, often for its schema alone.
+Its schema layer is too narrow for nested blocks and objects, so the service here is our own. The cloud is opened when
+it is first needed: Terraform starts a provider several times a run, often for its schema alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -20,33 +19,10 @@ from tf.gen import tfplugin_pb2_grpc as rpc
 from tf.types import Unknown
 from tf.utils import Diagnostics, read_dynamic_value, to_dynamic_value
 
-from provisioner.sandbox.stand_in import Refused, State
+from provisioner.sandbox.stand_in import Provider, Refused, State
 
-SCHEMA: Final = Path(__file__).with_name("schema.json")
 _NESTING: Final = {"single": 1, "list": 2, "set": 3, "map": 4}
 _NULL: Final = pb.DynamicValue(msgpack=b"\xc0")
-# What a change does not replace a thing for; everything else about it is fixed when it is made.
-_IN_PLACE: Final = {
-    "aws_launch_template": frozenset(
-        {
-            "block_device_mappings",
-            "description",
-            "iam_instance_profile",
-            "image_id",
-            "instance_initiated_shutdown_behavior",
-            "instance_market_options",
-            "key_name",
-            "metadata_options",
-            "tag_specifications",
-            "update_default_version",
-            "vpc_security_group_ids",
-        }
-    ),
-    "aws_iam_role": frozenset({"assume_role_policy", "description"}),
-    "aws_iam_role_policy": frozenset({"policy"}),
-    "aws_security_group": frozenset({"ingress", "egress"}),
-}
-_COUNTERS: Final = {"aws_launch_template": ("latest_version", "default_version")}
 
 
 def _loopback(url: str) -> bool:
@@ -90,7 +66,10 @@ def _walk(block: Mapping[str, Any], value: State, leaf: Callable[[Mapping[str, A
     made = {name: leaf(attribute, value.get(name)) for name, attribute in block["attributes"].items()}
     for name, nested in block.get("block_types", {}).items():
         inner = value.get(name)
-        made[name] = inner if not isinstance(inner, list) else [_walk(nested["block"], item, leaf) for item in inner]
+        if inner is Unknown or nested["nesting_mode"] not in {"list", "set"}:
+            made[name] = inner
+        else:
+            made[name] = [_walk(nested["block"], item, leaf) for item in inner or ()]
     return made
 
 
@@ -107,16 +86,15 @@ def _settled(_attribute: Mapping[str, Any], value: Any) -> Any:
 class Servicer(rpc.ProviderServicer):  # type: ignore[misc]
     """The provider protocol, version 6. Method names are the protocol's."""
 
-    def __init__(self) -> None:
+    def __init__(self, provider: Provider) -> None:
         """Load the schema; the cloud is configured later."""
-        self._schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-        self._region: str | None = None
+        self._provider = provider
+        self._schema = json.loads(provider.schema.read_text(encoding="utf-8"))
+        self._config: State = {}
 
     @cached_property
     def _cloud(self) -> Any:
-        from provisioner.sandbox.stand_in.cloud import Cloud
-
-        return Cloud(self._region)
+        return self._provider.open(self._config)
 
     def _resource(self, name: str) -> Mapping[str, Any]:
         block: Mapping[str, Any] = self._schema["resource_schemas"][name]["block"]
@@ -150,11 +128,12 @@ class Servicer(rpc.ProviderServicer):  # type: ignore[misc]
         return pb.ValidateDataResourceConfig.Response()
 
     def ConfigureProvider(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        """Take the region; refuse a cloud that is not on this machine."""
-        self._region = (read_dynamic_value(request.config) or {}).get("region")
+        """Take the settings; refuse a cloud that is not on this machine."""
+        self._config = read_dynamic_value(request.config) or {}
         diagnostics = Diagnostics()
-        if not _loopback(os.environ.get("AWS_ENDPOINT_URL", "")):
-            diagnostics.add_error("the stand-in is for the sandbox: AWS_ENDPOINT_URL names no address of this machine")
+        for name in self._provider.endpoints:
+            if not _loopback(os.environ.get(name, "")):
+                diagnostics.add_error(f"the stand-in is for the sandbox: {name} names no address of this machine")
         return pb.ConfigureProvider.Response(diagnostics=diagnostics.to_pb())
 
     def UpgradeResourceState(self, request: Any, _context: Any) -> Any:  # noqa: N802
@@ -164,8 +143,6 @@ class Servicer(rpc.ProviderServicer):  # type: ignore[misc]
     def ImportResourceState(self, request: Any, _context: Any) -> Any:  # noqa: N802
         """Start from nothing but the id; Terraform reads the rest."""
         state = {**_walk(self._resource(request.type_name), {}, lambda _a, _v: None), "id": request.id}
-        for name, nested in self._resource(request.type_name).get("block_types", {}).items():
-            state[name] = [] if nested["nesting_mode"] in {"list", "set"} else None
         imported = pb.ImportResourceState.ImportedResource(type_name=request.type_name, state=to_dynamic_value(state))
         return pb.ImportResourceState.Response(imported_resources=[imported])
 
@@ -174,7 +151,8 @@ class Servicer(rpc.ProviderServicer):  # type: ignore[misc]
         diagnostics, new = Diagnostics(), request.current_state
         try:
             state = self._cloud.read(request.type_name, read_dynamic_value(request.current_state))
-            new = _NULL if state is None else to_dynamic_value(state)
+            block = self._resource(request.type_name)
+            new = _NULL if state is None else to_dynamic_value(_walk(block, state, _settled))
         except Refused as error:
             diagnostics.add_error(str(error))
         return pb.ReadResource.Response(new_state=new, diagnostics=diagnostics.to_pb())
@@ -189,9 +167,10 @@ class Servicer(rpc.ProviderServicer):  # type: ignore[misc]
             proposed = _walk(block, proposed, _to_be_known)
         else:
             changed = {name for name in proposed if proposed[name] != prior.get(name)}
-            replaced = sorted(changed - _IN_PLACE.get(request.type_name, frozenset()) - {"tags"})
+            in_place = self._provider.in_place.get(request.type_name, frozenset())
+            replaced = sorted(changed - in_place - self._provider.free)
             if changed:
-                proposed |= dict.fromkeys(_COUNTERS.get(request.type_name, ()), Unknown)
+                proposed |= dict.fromkeys(self._provider.counters.get(request.type_name, ()), Unknown)
         return pb.PlanResourceChange.Response(
             planned_state=to_dynamic_value(proposed),
             requires_replace=[

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from botocore.exceptions import ClientError
 
 from provisioner.sandbox.stand_in import State
-from provisioner.sandbox.stand_in.clients import missing, tags, told
-from provisioner.sandbox.stand_in.compute import Compute
-from provisioner.sandbox.stand_in.identity import Identity
-from provisioner.sandbox.stand_in.lookups import Lookups
-from provisioner.sandbox.stand_in.network import Network
+from provisioner.sandbox.stand_in.aws.clients import missing, tags, told
+from provisioner.sandbox.stand_in.aws.compute import Compute
+from provisioner.sandbox.stand_in.aws.identity import Identity
+from provisioner.sandbox.stand_in.aws.lookups import Lookups
+from provisioner.sandbox.stand_in.aws.network import Network
 
 
 class Cloud(Network, Identity, Compute, Lookups):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provisioner.sandbox.stand_in import State
-from provisioner.sandbox.stand_in.clients import Clients, named, tags
+from provisioner.sandbox.stand_in.aws.clients import Clients, named, tags
 
 
 class Identity(Clients):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tf.types import Unknown
 
 from provisioner.sandbox.stand_in import State
-from provisioner.sandbox.stand_in.clients import Clients, named, tagged, until
+from provisioner.sandbox.stand_in.aws.clients import Clients, named, tagged, until
 
 
 class Network(Clients):

@@ -9,7 +9,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from provisioner.sandbox.stand_in import Refused, State
-from provisioner.sandbox.stand_in.clients import POLL_S, SETTLE_S, Clients, given, missing, named, one, tagged, tags
+from provisioner.sandbox.stand_in.aws.clients import POLL_S, SETTLE_S, Clients, given, missing, named, one, tagged, tags
 
 
 class Compute(Clients):

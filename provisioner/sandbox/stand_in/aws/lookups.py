@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provisioner.sandbox.stand_in import Refused, State
-from provisioner.sandbox.stand_in.clients import Clients, filters
+from provisioner.sandbox.stand_in.aws.clients import Clients, filters
 
 
 class Lookups(Clients):

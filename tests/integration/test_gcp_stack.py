@@ -1,0 +1,225 @@
+"""The stack of a job in a region of Google Cloud, through real Terraform and the stand-in, at the sandbox's cloud."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from provisioner.errors import ConfigError, TerraformError, Unauthorized
+from provisioner.model import JobRef, Market
+from provisioner.sandbox.gce import GceEmulator
+from provisioner.sandbox.machines import Machines
+from provisioner.terraform.provider import discover
+from provisioner.terraform.render import GcpNodeSpec, GcpStackSpec
+from provisioner.terraform.runner import Runner
+from provisioner.terraform.stack import GcpRegionStack
+
+pytestmark = pytest.mark.timeout(600)
+PROJECT = "sandbox-project"
+SPEC = GcpStackSpec(
+    JobRef("digits", "1a2b3c4d"), PROJECT, "us-central1", bucket="checkpoints", prefix="jobs/digits", disk_gb=60
+)
+SCRIPT = "#!/bin/bash\nsleep 600\n"
+
+
+class World:
+    """One stack at the emulator, which is looked into with its own interface."""
+
+    def __init__(self, gce, toolchain, directory):
+        self.gce = gce
+        self.environ = {**os.environ, **gce.env()}
+        self.toolchain = toolchain
+        self.directory = directory
+
+    def stack(self, spec=SPEC, name="gcp-us-central1"):
+        return GcpRegionStack(spec, Runner(self.toolchain, self.directory / name, environ=self.environ))
+
+    def call(self, method, path, body=None):
+        headers = {"Authorization": f"Bearer {self.gce.token}"}
+        answer = httpx.request(method, f"{self.gce.url}/{path}", json=body, headers=headers, trust_env=False)
+        answer.raise_for_status()
+        return answer.json()
+
+    def compute(self, method, path, body=None):
+        return self.call(method, f"compute/v1/projects/{PROJECT}/{path}", body)
+
+    def claim(self, substrate, name):
+        zone = "us-central1-b"
+        body = {
+            "name": name,
+            "machineType": f"zones/{zone}/machineTypes/g2-standard-4",
+            "labels": {"failover-job": "digits"},
+            "tags": {"items": [substrate.network_tag]},
+            "metadata": {"items": [{"key": "startup-script", "value": SCRIPT}]},
+            "disks": [{"boot": True, "autoDelete": True, "initializeParams": {"sourceImage": substrate.image}}],
+            "networkInterfaces": [{"subnetwork": substrate.subnetwork, "accessConfigs": [{"type": "ONE_TO_ONE_NAT"}]}],
+            "serviceAccounts": [{"email": substrate.service_account, "scopes": ["cloud-platform"]}],
+            "scheduling": {"provisioningModel": "SPOT", "onHostMaintenance": "TERMINATE", "automaticRestart": False,
+                           "instanceTerminationAction": "DELETE"},
+        }  # fmt: skip
+        self.compute("POST", f"zones/{zone}/instances", body)
+        until = time.monotonic() + 20
+        while self.compute("GET", f"zones/{zone}/instances/{name}")["status"] != "RUNNING":
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        return f"projects/{PROJECT}/zones/{zone}/instances/{name}"
+
+    def machines(self):
+        return [f"{one['zone']}/{one['name']}" for one in self.gce.state()["instances"]]
+
+    def by_hand(self, *arguments, name="gcp-us-central1"):
+        argv = [*self.toolchain.terraform, *arguments, "-input=false", "-no-color"]
+        env = {**self.environ, **self.toolchain.env}
+        return subprocess.run(argv, cwd=self.directory / name, env=env, capture_output=True, text=True, check=False)
+
+    def left(self):
+        state = self.gce.state()
+        kinds = ("instances", "disks", "networks", "subnetworks", "firewalls", "service_accounts", "bindings")
+        return {kind: state[kind] for kind in kinds if state[kind]}
+
+
+@pytest.fixture(scope="session")
+def _gce(tmp_path_factory):
+    machines = Machines(tmp_path_factory.mktemp("machines"), grace_s=1.0)
+    made = GceEmulator(machines, boot_s=0.1, end_s=0.05)
+    made.start()
+    yield made
+    machines.stop_all()
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def toolchain(tmp_path_factory, _gce):
+    environ = {**os.environ, **_gce.env(), "FAILOVER_TF_PROVIDER": "stand-in"}
+    try:
+        return discover(tmp_path_factory.mktemp("toolchain"), environ, "google")
+    except TerraformError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def world(_gce, toolchain, tmp_path):
+    _gce.reset()
+    _gce.add_bucket("checkpoints")
+    yield World(_gce, toolchain, tmp_path)
+    _gce.reset()
+
+
+def test_a_region_is_prepared_as_designed_and_goes_without_a_trace(world):
+    stack = world.stack()
+    made = stack.prepare()
+    assert made.subnetwork.endswith(f"projects/{PROJECT}/regions/us-central1/subnetworks/default")
+    assert made.network_tag.startswith("failover-digits-1a2b3c4d")
+    (rule,) = world.gce.state()["firewalls"]
+    found = world.compute("GET", f"global/firewalls/{rule}")
+    assert rule.startswith("failover-digits-1a2b3c4d")
+    assert (found["direction"], found["denied"], found["sourceRanges"]) == (
+        "INGRESS",
+        [{"IPProtocol": "all"}],
+        ["0.0.0.0/0"],
+    )
+    assert found["targetTags"] == [made.network_tag]
+    assert found["priority"] < 1000
+    assert "allowed" not in found
+    assert made.service_account.startswith("fo-1a2b3c4d-")
+    policy = world.call("GET", "storage/v1/b/checkpoints/iam?optionsRequestedPolicyVersion=3")
+    (binding,) = policy["bindings"]
+    assert (binding["role"], binding["members"]) == (
+        "roles/storage.objectUser",
+        [f"serviceAccount:{made.service_account}"],
+    )
+    assert binding["condition"]["expression"] == (
+        "resource.name.startsWith('projects/_/buckets/checkpoints/objects/jobs/digits/') || "
+        "api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith('jobs/digits/')"
+    )
+    assert world.machines() == []
+    for path in stack.runner.directory.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            assert world.gce.token.encode() not in path.read_bytes(), path
+    stack.destroy()
+    assert world.left() == {}
+    assert stack.runner.state() == {}
+
+
+@pytest.mark.slow
+def test_r22_r23_r25_a_life(world):
+    """What a killed run made is taken over; a machine is adopted as it is, dies, and is never bought again."""
+    spec = replace(SPEC, network="own", ssh_cidr="203.0.113.7/32")
+    first = world.stack(spec).prepare()
+    (world.directory / "gcp-us-central1" / "terraform.tfstate").unlink()
+    stack = world.stack(spec)
+    made = stack.prepare()
+    assert made == first
+    assert "import" not in (stack.runner.directory / "main.tf").read_text()
+    assert stack.runner.plan().empty, "what was taken over is as it is wanted"
+
+    machine = world.claim(made, "failover-digits-1a2b3c4d-e1-0f0f0f0f")
+    summaries = []
+    stack.runner.on_event = lambda event: summaries.append(event) if event["kind"] == "change_summary" else None
+    stack.adopt(machine)
+    assert {(told["add"], told["remove"], told["import"]) for told in summaries} == {(0, 0, 1)}
+    assert stack.node_id() == machine
+    assert stack.runner.plan().empty
+    with pytest.raises(TerraformError, match=r"refused to prepare .* delete module.node.google_compute_instance.gpu"):
+        stack.prepare()
+
+    zone, name = machine.split("/")[3], machine.split("/")[5]
+    world.compute("DELETE", f"zones/{zone}/instances/{name}")
+    until = time.monotonic() + 20
+    while world.machines():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    by_hand = world.by_hand("apply", "-auto-approve")
+    assert by_hand.returncode == 1
+    assert f"{machine} not found" in " ".join(by_hand.stderr.split())
+    stack.release()
+    assert stack.node_id() == ""
+    assert world.machines() == []
+    stack.destroy()
+    assert world.left() == {}
+
+
+@pytest.mark.slow
+def test_terraform_alone_can_start_and_take_away_the_machine(world):
+    node = GcpNodeSpec(
+        "n1-standard-8", "us-central1-a", Market.SPOT, "nvidia-tesla-t4", max_run_s=3600, user_data=SCRIPT
+    )
+    stack = world.stack(replace(SPEC, node=node, autodl_available=False))
+    stack._write(autodl_available=False, adopted=None)
+    stack.runner.init()
+    applied = world.by_hand("apply", "-auto-approve")
+    assert applied.returncode == 0, applied.stderr
+    found = world.compute("GET", "zones/us-central1-a/instances/failover-digits-1a2b3c4d")
+    assert found["scheduling"]["provisioningModel"] == "SPOT"
+    assert found["scheduling"]["instanceTerminationAction"] == "DELETE"
+    assert str(found["scheduling"]["maxRunDuration"]["seconds"]) == "3600"
+    assert found["guestAccelerators"][0]["acceleratorCount"] == 1
+    assert found["disks"][0]["autoDelete"] is True
+    assert found["shieldedInstanceConfig"]["enableVtpm"] is True
+    metadata = {item["key"]: item["value"] for item in found["metadata"]["items"]}
+    assert metadata == {
+        "block-project-ssh-keys": "TRUE",
+        "enable-oslogin": "TRUE",
+        "install-nvidia-driver": "True",
+        "startup-script": SCRIPT,
+    }
+    gone = world.by_hand("apply", "-auto-approve", "-var=autodl_available=true")
+    assert gone.returncode == 0, gone.stderr
+    assert world.machines() == []
+
+
+def test_a_refusal_is_told_by_its_kind(world):
+    world.environ["GOOGLE_OAUTH_ACCESS_TOKEN"] = "another"
+    with pytest.raises(Unauthorized, match="Error 401"):
+        world.stack().prepare()
+
+
+def test_the_stand_in_is_for_a_cloud_on_this_machine_only(tmp_path):
+    environ = {**os.environ, "FAILOVER_TF_PROVIDER": "stand-in", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    with pytest.raises(ConfigError, match="GOOGLE_COMPUTE_CUSTOM_ENDPOINT names no address of this machine"):
+        discover(tmp_path, {**environ, "GOOGLE_COMPUTE_CUSTOM_ENDPOINT": ""}, "google")
