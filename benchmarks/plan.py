@@ -164,7 +164,7 @@ def _why(job: Job, ours: Answer | None, name: str, other: Answer | None) -> str:
 
 
 def _median(times: Answer) -> float:
-    return statistics.median(times["seconds"])
+    return float(statistics.median(times["seconds"]))
 
 
 def _machine() -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from provisioner import catalog
 from provisioner.catalog import overlay, tables
@@ -153,11 +154,11 @@ def write_gpuhunt(found: list[Row], directory: Path) -> None:
     _csv(directory / "aws.csv", header, lines())
 
 
-def _price(name: str, region: str, kind: dict[str, object] | None) -> float | None:
+def _price(name: str, region: str, kind: dict[str, Any] | None) -> float | None:
     listed = tables.prices().get((HOME, name))
     if listed is None and (kind is None or name in tables.machines("aws")):
         return None
-    vcpus = kind["VCpuInfo"]["DefaultVCpus"] if kind else 0  # type: ignore[index]
+    vcpus = kind["VCpuInfo"]["DefaultVCpus"] if kind else 0
     base = float(listed.amount) if listed else 0.05 * vcpus
     factor = 1.0 if region == HOME else 1.0 + 0.35 * _chance(region, "")
     return round(base * factor, 5)
@@ -177,8 +178,8 @@ def _offerings() -> Iterator[tuple[str, list[tuple[str, str]]]]:
             yield region, [(one["InstanceType"], one["Location"]) for one in listed]
 
 
-def _json(name: str) -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = json.loads(
+def _json(name: str) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(
         gzip.decompress((resources.files("moto.ec2") / "resources" / name).read_bytes())
     )
     return found

@@ -100,7 +100,7 @@ def _account(one: Ranked, terms: Terms) -> Iterator[str]:
 def _find(plan: Plan, wanted: str) -> list[tuple[int, Ranked] | PassedOver]:
     """Find the offers that a person means: by key, or by cloud, zone or region, type, and market, as far as given."""
     ranked = [(number, one) for number, one in enumerate(plan.ranked, 1) if _means(wanted, one.offer.key)]
-    passed = [one for one in plan.passed_over if _means(wanted, one.subject)]
+    passed = [one for one in plan.passed_over if _means(wanted, one.subject) or _means_type(wanted, one)]
     found: list[tuple[int, Ranked] | PassedOver] = [*ranked, *passed]
     if found:
         return found
@@ -115,6 +115,14 @@ def _means(wanted: str, key: str) -> bool:
     """Say whether every part that a person wrote is a part of the key, in its order."""
     parts = iter(key.split("/"))
     return all(part in parts for part in wanted.split("/"))
+
+
+def _means_type(wanted: str, one: PassedOver) -> bool:
+    """Say whether a person names a zone of a region where a machine type is no offer at all."""
+    parts, subject = wanted.split("/"), one.subject.split("/")
+    if one.offer is not None or len(parts) < 3 or len(subject) != 3:
+        return False
+    return (parts[0], parts[2]) == (subject[0], subject[2]) and parts[1].startswith(subject[1])
 
 
 def _short(key: str) -> str:

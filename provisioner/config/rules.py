@@ -26,8 +26,10 @@ def findings(config: Config, environ: Mapping[str, str], directory: Path) -> Ite
 
 
 def _zones(at: Loc, entry: AwsConfig | GcpConfig | None) -> Iterator[Finding]:
-    for index, zone in enumerate(entry.zones if entry is not None else ()):
-        if not any(zone.startswith(region) for region in entry.regions if entry is not None):
+    if entry is None:
+        return
+    for index, zone in enumerate(entry.zones):
+        if not any(zone.startswith(region) for region in entry.regions):
             message = f"{short(zone)} is in none of the regions of this entry"
             yield (*at, "zones", index), message, "add its region to regions"
 

@@ -40,7 +40,7 @@ def test_names_are_taken_as_people_write_them():
     ("old", "new", "said"),
     [
         ("on: l4", "on: A100", "`A100` is sold in several sizes; write A100-40GB or A100-80GB"),
-        ("on: l4", "on: L5", "no GPU is called `L5`; did you mean `L4`?"),
+        ("on: l4", "on: L4OS", "no GPU is called `L4OS`; did you mean `L40S`?"),
         ("[us, DE]", "[USA]", "no cloud here has a region in `USA`; write ISO codes of two letters"),
         ("us-east-1b", "us-west-2b", "`us-west-2b` is in none of the regions of this entry; add its region to regions"),
         ("us-east-1b", "us-east-1", "`us-east-1` is not a zone; write one such as us-east-1a"),

@@ -91,6 +91,7 @@ def test_checkpoints_that_leave_a_cloud_are_paid_for():
 def test_yuan_become_dollars_at_the_given_rate():
     one = Offer("autodl", "westDC3", "", "4090D", Gpu("T4", 1, 16), Market.ON_DEMAND, Money(Decimal("7.1"), "CNY"))
     found = expected(one, one.price_per_hour, WORK, 0.0, [], Decimal("7.1"))
+    assert found is not None
     assert found.cost == Decimal("10.0250")  # 10 h 90 s
 
 
@@ -100,6 +101,8 @@ def test_half_of_the_job_costs_half_but_for_the_start():
 
 def test_cards_are_compared_by_their_figures_unless_somebody_measured():
     t4, l4 = catalog.card("T4"), catalog.card("L4")
+    assert t4 is not None
+    assert l4 is not None
     assert (t4.fp16_tflops, t4.bandwidth_gbs, l4.fp16_tflops, l4.bandwidth_gbs) == (65, 320, 121, 300)
     assert speed(Work(), "L4") == pytest.approx(1.2470, abs=1e-4)  # 1 / (0.5 x 65/121 + 0.5 x 320/300)
     assert speed(Work(compute_share=1.0), "L4") == pytest.approx(121 / 65)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner.model import Failure, FailureKind, Gpu, Market, Money, Offer, Scope
@@ -61,12 +62,14 @@ TERMS = st.builds(
     budget_left=st.none() | PRICES,
 )
 NONE = FailureMemory()
+FEW = settings(max_examples=50)
 
 
 def keys(plan):
     return [one.offer.key for one in plan.ranked]
 
 
+@FEW
 @given(BLOCKS, SETS, TERMS, offers(), PRICES, st.none() | offers())
 def test_a_cheaper_otherwise_equal_offer_never_ranks_lower(blocks, others, terms, one, price, lost):
     cheap = replace(one, zone="us-east-1y", region="us-east-1", price_per_hour=Money(price.amount / 2, price.currency))
@@ -76,13 +79,14 @@ def test_a_cheaper_otherwise_equal_offer_never_ranks_lower(blocks, others, terms
         assert order.index(cheap.key) < order.index(dear.key)
 
 
+@FEW
 @given(BLOCKS, SETS, TERMS, st.data())
 def test_a_tighter_constraint_never_adds_an_offer(blocks, offered, terms, data):
     before = keys(rank(blocks, offered, memory=NONE, now=0, terms=terms))
     which = data.draw(st.integers(0, len(blocks) - 1))
     block = blocks[which]
     cap = block.max_price
-    ways = {
+    ways: dict[str, list[Any]] = {
         "regions": [block.regions[:1] or ("us-west-2",)],
         "zones": [block.zones[:1] or ("us-east-1b",)],
         "countries": [("IE",) if "US" not in block.countries else ("US",)],
@@ -106,6 +110,7 @@ def test_a_tighter_constraint_never_adds_an_offer(blocks, offered, terms, data):
     assert set(keys(after)) <= set(before)
 
 
+@FEW
 @given(BLOCKS, SETS, TERMS, st.sampled_from(Scope), offers(), st.integers(1, 1000))
 def test_a_remembered_failure_removes_exactly_its_scope_and_comes_back_after_its_time(
     blocks, offered, terms, scope, refused, ttl
@@ -118,6 +123,7 @@ def test_a_remembered_failure_removes_exactly_its_scope_and_comes_back_after_its
     assert rank(blocks, offered, memory=memory, now=ttl, terms=terms) == before
 
 
+@FEW
 @given(BLOCKS, SETS, TERMS, st.none() | offers(), st.randoms(use_true_random=False))
 def test_the_order_of_the_input_does_not_matter(blocks, offered, terms, lost, random):
     shuffled = list(offered)
@@ -127,17 +133,19 @@ def test_the_order_of_the_input_does_not_matter(blocks, offered, terms, lost, ra
     assert sorted(map(str, first.passed_over)) == sorted(map(str, second.passed_over))
 
 
+@FEW
 @given(BLOCKS, SETS, TERMS)
 def test_by_cost_or_as_listed_the_same_offers_stand_there(blocks, offered, terms):
     either = [
         rank(blocks, offered, memory=NONE, now=0, terms=replace(terms, by_cost=by_cost)) for by_cost in (False, True)
     ]
     assert set(keys(either[0])) == set(keys(either[1]))
-    sure = [one.expected.cost for one in either[1].ranked if one.basis in {"price", "ceiling"} and one.cost]
+    sure = [one.cost.amount for one in either[1].ranked if one.cost]
     if terms.seconds_left is None:
         assert sure == sorted(sure)
 
 
+@FEW
 @given(BLOCKS, SETS, TERMS, st.integers(1, 50))
 def test_a_pool_that_loses_more_machines_never_gets_cheaper(blocks, offered, terms, losses):
     def costs(found):
