@@ -31,7 +31,7 @@ def needs(call: Call) -> dict[str, float]:
 
 def facts(instance: Resource, project: str) -> GceFacts:
     """Return what the instance's metadata server tells."""
-    account = next(iter(instance.get("serviceAccounts") or ()), {})
+    account: Resource = next(iter(instance.get("serviceAccounts") or ()), {})
     interface = instance["networkInterfaces"][0]
     scheduling = instance["scheduling"]
     email = account.get("email", "")

@@ -192,7 +192,7 @@ def instance(world: World, call: Call, body: Resource, number: int) -> Resource:
     """Return the machine that an insert makes, as it is before it runs."""
     zone = f"projects/{call.project}/zones/{call.zone}"
     subnet = f"projects/{call.project}/regions/{call.region}/subnetworks/default"
-    scheduling = {"onHostMaintenance": "MIGRATE", "automaticRestart": call.market != "spot"}
+    scheduling: Resource = {"onHostMaintenance": "MIGRATE", "automaticRestart": call.market != "spot"}
     scheduling |= {"provisioningModel": "SPOT" if call.market == "spot" else "STANDARD"}
     scheduling |= {**(body.get("scheduling") or {}), "preemptible": call.market == "spot"}
     if "maxRunDuration" in scheduling:

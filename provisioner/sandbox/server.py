@@ -129,7 +129,8 @@ class Sandbox:
 
     def faults(self, cloud: str) -> Faults | GceFaults:
         """Return the rules of a cloud. Raises LookupError."""
-        return {"aws": self.aws.faults, "gcp": self.gcp.faults}[cloud]
+        found: dict[str, Faults | GceFaults] = {"aws": self.aws.faults, "gcp": self.gcp.faults}
+        return found[cloud]
 
     def launches(self) -> list[dict[str, Any]]:
         """Return every launch asked of AWS and Google Cloud, oldest first."""
