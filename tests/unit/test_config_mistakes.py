@@ -85,7 +85,7 @@ MISTAKES = [
         "key_without_neighbour",
         23,
         "  zzz: 1",
-        says=":23: policy.zzz: unknown key; known keys are budget, usd_cny, deadline, ttl, failback, retry_for, heartbeat, poll, lost_after, boot_timeout",
+        says=":23: policy.zzz: unknown key; known keys are order, budget, usd_cny, deadline, ttl, failback, retry_for, race, heartbeat, poll, lost_after, boot_timeout",
     ),
     case(
         "missing_key",
@@ -219,8 +219,8 @@ MISTAKES = [
     case(
         "unknown_gpu",
         6,
-        "  gpus: [T4, A100-40G]",
-        says=":6: resources.gpus[1]: no GPU is called `A100-40G`; did you mean `A100-40GB`?",
+        "  gpus: [T4, A100-4OG]",
+        says=":6: resources.gpus[1]: no GPU is called `A100-4OG`; did you mean `A100-40GB`?",
     ),
     case(
         "cuda_read_as_number",
