@@ -102,7 +102,7 @@ class World:
         self.launcher.write_spec()
         epoch = self.launcher.newest_epoch() + 1
         self.events.emit("begin", job=self.job.name, uid=self.job.uid, epoch=epoch)
-        return Begun(at, epoch)
+        return Begun(at, epoch, int(at))
 
     def _release_strays(self, name: str) -> None:
         for thing in self.cloud(name).owned():

@@ -172,7 +172,8 @@ class Flow:
                 refusals += [failure.kind for _, failure in asked.passed]
                 self.passed |= {offer.key: failure for offer, failure in asked.passed}
                 _stop_if_told(asked.stop)
-                claimed = self._claim_first(asked, epoch, round_number, lost, published)
+                attempt = begun.first_attempt + round_number
+                claimed = self._claim_first(asked, epoch, attempt, lost, published)
                 if claimed is not None and claimed.node is not None:
                     return claimed, claimed.node
             round_number += 1

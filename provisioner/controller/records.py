@@ -22,6 +22,12 @@ class Begun:
 
     at: float
     first_epoch: int
+    first_attempt: int = 0
+    """Counts on from here, so that no token of an earlier run that placed nothing comes again: EC2 would refuse it."""
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        """Read a pickle, also one of an earlier version."""
+        unpickle(self, state)
 
 
 @dataclass(frozen=True, slots=True)

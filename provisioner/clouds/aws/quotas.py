@@ -24,7 +24,7 @@ FRESH_S: Final = 600.0
 PATIENCE_S: Final = 10.0
 """How long an answer is waited for. A job must not wait for facts that only save it a call."""
 _AT_ONCE: Final = 12
-_GPU_TYPES: Final = ["g*", "p*", "vt*"]
+_PAGES: Final = {"PageSize": 1000}
 _UNKNOWN: Final = frozenset({"NoSuchResourceException", "NoSuchResource"})
 
 
@@ -185,17 +185,15 @@ class AccountQuotas:
         """Count the vCPUs of GPU machines that are pending or running, and of spot requests that are open."""
         ec2 = self._clients.client("ec2", region)
         used: Counter[tuple[str, Market]] = Counter()
-        alive = [
-            {"Name": "instance-state-name", "Values": ["pending", "running"]},
-            {"Name": "instance-type", "Values": _GPU_TYPES},
-        ]
-        for page in ec2.get_paginator("describe_instances").paginate(Filters=alive):
+        alive = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+        for page in ec2.get_paginator("describe_instances").paginate(Filters=alive, PaginationConfig=_PAGES):
             for instance in (one for reservation in page["Reservations"] for one in reservation["Instances"]):
                 if (instance.get("Placement") or {}).get("Tenancy") != "host":  # dedicated hosts have their own quota
                     market = Market.SPOT if instance.get("InstanceLifecycle") == "spot" else Market.ON_DEMAND
                     used[_family(region, str(instance["InstanceType"]), market), market] += _vcpus_of(instance)
         waiting = [{"Name": "state", "Values": ["open"]}]
-        for page in ec2.get_paginator("describe_spot_instance_requests").paginate(Filters=waiting):
+        pages = ec2.get_paginator("describe_spot_instance_requests")
+        for page in pages.paginate(Filters=waiting, PaginationConfig=_PAGES):
             for request in page["SpotInstanceRequests"]:
                 name = str((request.get("LaunchSpecification") or {}).get("InstanceType") or "")
                 used[_family(region, name, Market.SPOT), Market.SPOT] += vcpus(name)

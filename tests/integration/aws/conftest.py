@@ -91,6 +91,7 @@ class SdkStack:
         self.spec, self.directory = spec, directory
         self.ec2, self.iam = box.client("ec2", spec.region), box.client("iam")
         self.name = f"{spec.job.name}-{spec.job.uid}"
+        self.role = "0" if spec.region == "us-east-1" else spec.region
         self.runs: list[str] = []
         self.fail: Exception | None = None
 
@@ -133,7 +134,7 @@ class SdkStack:
         if "template" in state:
             self.ec2.delete_launch_template(LaunchTemplateId=state["template"])
             self.ec2.delete_security_group(GroupId=state["group"])
-            pair = {"InstanceProfileName": f"failover-{self.name}-0", "RoleName": f"{self.name}-0"}
+            pair = {"InstanceProfileName": f"failover-{self.name}-{self.role}", "RoleName": f"{self.name}-{self.role}"}
             self.iam.remove_role_from_instance_profile(**pair)
             self.iam.delete_instance_profile(InstanceProfileName=pair["InstanceProfileName"])
             self.iam.delete_role_policy(RoleName=pair["RoleName"], PolicyName="store")
@@ -154,7 +155,7 @@ class SdkStack:
         return str(made["GroupId"])
 
     def _role(self) -> None:
-        profile, role = f"failover-{self.name}-0", f"{self.name}-0"
+        profile, role = f"failover-{self.name}-{self.role}", f"{self.name}-{self.role}"
         self.iam.create_role(RoleName=role, Path=PATH, AssumeRolePolicyDocument="{}")
         self.iam.put_role_policy(RoleName=role, PolicyName="store", PolicyDocument=_POLICY)
         self.iam.create_instance_profile(InstanceProfileName=profile, Path=PATH)
@@ -165,7 +166,7 @@ class SdkStack:
         data = {
             "ImageId": "ami-12c6146b",
             "SecurityGroupIds": [group],
-            "IamInstanceProfile": {"Name": f"failover-{self.name}-0"},
+            "IamInstanceProfile": {"Name": f"failover-{self.name}-{self.role}"},
             "InstanceInitiatedShutdownBehavior": "terminate",
             "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
             "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": disk}],
