@@ -47,10 +47,15 @@ class Absent:
 def candidates(cloud: str, request: Wanted, instance_types: Sequence[str]) -> Iterator[Machine]:
     """Yield the machine types that were named; with none named, those with a card that the job asks for."""
     known = tables.machines(cloud)
-    names: Iterable[str] = dict.fromkeys(instance_types) if instance_types else known
-    for name in names:
-        machine = known.get(name)
-        if machine is not None and (instance_types or matches(request.gpus, machine.gpu)):
+    if instance_types:
+        yield from (known[name] for name in dict.fromkeys(instance_types) if name in known)
+        return
+    right: dict[str, bool] = {}
+    for machine in known.values():
+        gpu = machine.gpu
+        if gpu not in right:
+            right[gpu] = matches(request.gpus, gpu)
+        if right[gpu]:
             yield machine
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,6 +100,8 @@ def read(file: Path) -> Overlay:
 
 def write(file: Path, overlay: Overlay) -> None:
     """Write the file in one step: a reader sees the old one or the new one. Raises OSError."""
+    import tempfile
+
     tables = {
         name: {"read_at": table.read_at, "source": table.source, "rows": table.rows}
         for name, table in sorted(overlay.tables.items())

@@ -50,7 +50,7 @@ def ask_aws(question: Question) -> Found:
     from provisioner.catalog.refresh import aws
 
     try:
-        session = boto3.Session()
+        session: Any = boto3.Session()
         if session.get_credentials() is None:
             raise NoAccount("aws", "no credentials of the AWS tools (environment, profile or role)")
     except BotoCoreError as error:
@@ -109,6 +109,7 @@ def _google(question: Question) -> tuple[str, str]:
         from google.auth.exceptions import GoogleAuthError
 
         try:
+            credentials: Any
             credentials, default_project = google.auth.default(scopes=[_SCOPE])
             credentials.refresh(google.auth.transport.requests.Request())
         except GoogleAuthError as error:
@@ -122,7 +123,7 @@ def _google(question: Question) -> tuple[str, str]:
 def _get(http: Any, environ: Mapping[str, str]) -> Callable[[str, Mapping[str, str]], Mapping[str, Any]]:
     """Return what reads a path, again where Google is busy. Its errors name Google's own word and message."""
     import httpx
-    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
     addresses = {prefix: environ.get(variable) or usual for variable, usual, prefix in _GOOGLE.values()}
 
@@ -140,7 +141,7 @@ def _get(http: Any, environ: Mapping[str, str]) -> Callable[[str, Mapping[str, s
     def get(path: str, query: Mapping[str, str]) -> Mapping[str, Any]:
         tries = Retrying(
             retry=retry_if_exception_type(httpx.TransportError), stop=stop_after_attempt(_TRIES), reraise=True,
-            wait=wait_exponential_jitter(initial=0.2, max=5),
+            wait=wait_exponential(multiplier=0.2, max=5),
         )  # fmt: skip
         return tries(once, path, query)
 

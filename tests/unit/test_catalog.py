@@ -215,3 +215,113 @@ def test_build_makes_small_tables_of_source_rows(tmp_path):
     )
     with pytest.raises(ValueError, match="a local zone"):
         build.build(tmp_path, "2030-01")
+
+
+def gcp(regions, request, names=(), markets=tuple(Market)):
+    return catalog.gcp_offers(regions, request, names, markets)
+
+
+def test_one_t4_at_google_in_us_central1():
+    offers = gcp(["us-central1"], Request(gpus=("T4",)), markets=[Market.ON_DEMAND])
+    assert types(offers) == {"n1-standard-4+1xT4", "n1-standard-8+1xT4"}
+    smallest = [offer for offer in offers if offer.instance_type == "n1-standard-4+1xT4"]
+    assert [offer.zone for offer in smallest] == [f"us-central1-{letter}" for letter in "abcf"]
+    assert {offer.price_per_hour for offer in smallest} == {Money(Decimal("0.54"), "USD")}
+
+
+@pytest.mark.parametrize(
+    ("name", "usd"),
+    [
+        # what others publish for us-central1: see SOURCES.md
+        ("n1-standard-8+1xT4", "0.73"),
+        ("n1-standard-8+1xV100", "2.86"),
+        ("a2-highgpu-1g", "3.673385"),
+        ("a2-highgpu-8g", "29.38708"),
+        ("a2-megagpu-16g", "55.739504"),
+        ("a2-ultragpu-8g", "40.5504"),
+        ("a3-highgpu-8g", "88.49"),
+        ("g2-standard-4", "0.7068"),
+        ("n1-highmem-8+1xT4", "0.8236"),
+    ],
+)
+def test_google_machines_are_priced_by_their_parts(name, usd):
+    price = tables.price("gcp", "us-central1", name)
+    assert price is not None
+    assert float(price.amount) == pytest.approx(float(usd), rel=1e-4)
+
+
+def test_google_prices_that_no_source_gives_are_unknown():
+    for name in ("a3-megagpu-8g", "a4-highgpu-8g"):
+        assert tables.price("gcp", "us-central1", name, Market.SPOT) is None
+    (offer, *_) = gcp(["europe-west4"], Request(), ["a2-ultragpu-1g"], [Market.ON_DEMAND])
+    assert offer.price_per_hour is None
+    assert catalog.price_ceiling(offer) is None
+    assert catalog.reference_price("a2-ultragpu-1g", "gcp") == Money(Decimal("5.06880"), "USD")
+
+
+def test_a_spot_machine_of_google_is_never_dearer_than_the_same_on_demand():
+    for region in catalog.regions("gcp"):
+        for machine in tables.machines("gcp").values():
+            spot, listed = (tables.price("gcp", region, machine.instance_type, market) for market in Market)
+            assert spot is None or listed is None or spot.amount < listed.amount
+
+
+def test_small_a3_machines_are_sold_on_the_spot_market_only():
+    request = Request(gpus=("H100",))
+    assert gcp(["us-central1"], request, markets=[Market.ON_DEMAND]) == []
+    assert types(gcp(["us-central1"], request)) == {"a3-highgpu-1g"}
+    (reason,) = catalog.gcp_absent(["us-central1"], request, ["a3-highgpu-1g"], [Market.ON_DEMAND])
+    assert reason.reason == "a3-highgpu-1g is sold on the spot market only"
+
+
+def test_an_n1_machine_named_without_cards_takes_every_card_that_fits():
+    assert types(gcp(["us-central1"], Request(), ["n1-standard-8"])) == {
+        f"n1-standard-8+1x{card}" for card in ("T4", "V100", "P100", "P4")
+    }
+    assert types(gcp(["us-central1"], Request(gpus=("T4",), count=2), ["n1-standard-8"])) == {"n1-standard-8+2xT4"}
+    (absent,) = catalog.gcp_absent(["us-central1"], Request(gpus=("H100",)), ["n1-standard-8"])
+    assert absent.reason == "n1-standard-8 can carry no card that the job asks for"
+
+
+def test_cards_that_google_does_not_have_in_a_region_say_so():
+    (absent, *_) = catalog.gcp_absent(["europe-west9"], Request(gpus=("L4",)))
+    assert absent.reason == "g2-standard-4 is not offered in any zone of europe-west9 (catalog of 2026-11)"
+    (absent,) = catalog.gcp_absent(["africa-south1"], Request(gpus=("L4",)))
+    assert absent.reason == "no GPU machine is offered in africa-south1 (catalog of 2026-11)"
+    assert gcp(["us-central1"], Request(gpus=("V100",), cuda=(13, 0))) == []
+    reasons = [one.reason for one in catalog.gcp_absent(["us-central1"], Request(gpus=("V100",), cuda=(13, 0)))]
+    assert "n1-standard-4+1xV100: V100 ends with CUDA 12.9, the job asks for 13.0" in reasons
+
+
+def test_every_zone_of_google_lies_in_a_region_and_every_series_has_a_machine():
+    series = {machine.series for machine in tables.machines("gcp").values()}
+    for region, offered in tables.zones("gcp").items():
+        assert region in catalog.regions("gcp")
+        assert set(offered) <= series
+        assert all(zone.startswith(f"{region}-") for zones in offered.values() for zone in zones)
+
+
+def test_a_machine_is_found_by_cloud_and_name():
+    machine = catalog.machine("gcp", "n1-standard-8+1xT4")
+    assert machine is not None
+    assert (machine.vcpus, machine.host, machine.accelerator) == (8, "n1-standard-8", "nvidia-tesla-t4")
+    assert catalog.machine("aws", "g4dn.xlarge") == tables.machines()["g4dn.xlarge"]
+    assert catalog.machine("gcp", "g4dn.xlarge") is None
+    assert catalog.machine("local", "this") is None
+
+
+def test_v100_ends_with_driver_580_and_cuda_12():
+    cards = tables.cards()
+    card = cards["V100"]
+    assert (card.architecture, card.driver_to, card.cuda_to) == ("Volta", 580, (12, 9))
+    assert (cards["T4"].driver_to, cards["T4"].cuda_to) == (None, None)
+    assert cards["L4"].fp16_tflops < cards["A100-80GB"].fp16_tflops < cards["H100"].fp16_tflops
+
+
+def test_every_packaged_table_says_where_it_is_from():
+    text = (tables.DATA.parent / "SOURCES.md").read_text(encoding="utf-8")
+    files = {file.name for file in tables.DATA.iterdir()}
+    assert [name for name in sorted(files) if f"`data/{name}`" not in text] == []
+    for name, one in tables.sources().items():
+        assert one["as_of"] == "" or f"{name}.csv" in files
+        assert set(one) == {"cloud", "what", "as_of", "source"}

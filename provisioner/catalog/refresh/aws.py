@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from botocore.exceptions import BotoCoreError, ClientError
+
 from provisioner.catalog import tables
 from provisioner.catalog.gpus import sized
 from provisioner.catalog.overlay import Table
@@ -22,6 +24,8 @@ from provisioner.catalog.refresh.found import Found, Missed, one_line
 Client = Callable[[str, str], Any]
 """Makes a boto3 client of a service in a region."""
 
+_FAILURES = (ClientError, BotoCoreError, LookupError, TypeError, ValueError)
+"""A refusal, no answer, or an answer that is not of the form that AWS documents."""
 _GPU_FAMILY = re.compile(r"(g|gr|p)\d")
 _TYPES_A_CALL = 100
 _PRICING_REGION = "us-east-1"
@@ -63,7 +67,7 @@ def _region(ec2: Any, region: str, now: float) -> tuple[_Rows, list[Missed]]:
     def ask(what: str, table: str, call: Callable[[], list[tuple[str, ...]]]) -> None:
         try:
             found[table] = call()
-        except Exception as error:  # noqa: BLE001 - botocore's errors, and shapes that are not what EC2 documents
+        except _FAILURES as error:
             missed.append(Missed("aws", what, _why(error), region))
 
     ask("zones", "aws_zones", lambda: list(_zones(ec2, region)))
@@ -128,7 +132,7 @@ def _prices(pricing: Any, regions: set[str]) -> tuple[_Rows, list[Missed]]:
         rows = []
         for page in pricing.get_paginator("get_products").paginate(ServiceCode="AmazonEC2", Filters=filters):
             rows += [row for row in _listed(page["PriceList"]) if row[0] in regions]
-    except Exception as error:  # noqa: BLE001 - as above
+    except _FAILURES as error:
         return {}, [Missed("aws", "prices on demand", _why(error))]
     return {"aws_prices": rows}, []
 

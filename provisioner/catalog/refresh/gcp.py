@@ -7,17 +7,22 @@ but the project must have the Cloud Billing API enabled.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
+
+import httpx
 
 from provisioner.catalog import tables
 from provisioner.catalog.overlay import Table
 from provisioner.catalog.refresh.found import Found, Missed, one_line
+from provisioner.errors import FailoverError
 
 Get = Callable[[str, Mapping[str, str]], Mapping[str, Any]]
 """GET of a path (``compute/v1/...`` or ``billing/v1/...``) with a query: the JSON of the answer, or an error."""
 
+_FAILURES = (FailoverError, httpx.HTTPError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""A refusal, no answer, or an answer that is not of the form that Google documents."""
 COMPUTE_ENGINE = "6F81-5844-456A"
 """Id of the service in the price list."""
 _WITH_CARDS = 'name eq "(a2|a3|a4|g2|g4)-.*"'
@@ -47,7 +52,7 @@ def refresh(get: Get, project: str, *, now: float) -> Found:
     def ask(what: str, source: str, call: Callable[[], dict[str, set[tuple[str, ...]]]]) -> None:
         try:
             rows = call()
-        except Exception as error:  # noqa: BLE001 - a refusal, no answer, or a shape that Google does not document
+        except _FAILURES as error:
             missed.append(Missed("gcp", what, one_line(error)))
             return
         made.update({name: Table(tuple(sorted(some)), now, source) for name, some in rows.items() if some})
@@ -72,7 +77,7 @@ def _offered(get: Get, project: str) -> dict[str, set[tuple[str, ...]]]:
 
     path = f"compute/v1/projects/{project}/aggregated"
     for zone, item in _aggregated(get, f"{path}/machineTypes", "machineTypes", {"filter": _WITH_CARDS}):
-        accelerators = item.get("accelerators") or ()
+        accelerators: Sequence[Mapping[str, Any]] = item.get("accelerators") or ()
         accelerator = str(accelerators[0]["guestAcceleratorType"]) if accelerators else ""
         if accelerator not in card_of:
             continue
@@ -86,7 +91,7 @@ def _offered(get: Get, project: str) -> dict[str, set[tuple[str, ...]]]:
     for zone, item in _aggregated(get, f"{path}/acceleratorTypes", "acceleratorTypes", {}):
         if (gpu := card_of.get(str(item["name"]))) in on_n1:
             sold(zone, f"n1+{gpu}")
-    zones = {(region, name, "".join(sorted(some))) for (region, name), some in letters.items()}
+    zones: set[tuple[str, ...]] = {(region, name, "".join(sorted(some))) for (region, name), some in letters.items()}
     return {"gcp_hosts": hosts, "gcp_zones": zones}
 
 
@@ -134,24 +139,34 @@ def _rates(skus: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 
 def _items(unit: Mapping[tuple[str, str, bool], Decimal]) -> Iterator[tuple[str, ...]]:
-    def pair(region: str, *parts: tuple[str, int | Decimal]) -> tuple[str, str]:
-        prices = []
-        for spot in (False, True):
-            found = [(unit.get((region, name, spot)), amount) for name, amount in parts]
-            known = [price * amount for price, amount in found if price is not None]
-            prices.append(f"{round(sum(known), 6).normalize():f}" if len(known) == len(parts) else "")
-        return prices[0], prices[1]
-
     for region in sorted({region for region, _, _ in unit}):
-        items = {
-            item: ((f"{family} Core", cpus), (f"{family} Ram", ram)) for item, (family, cpus, ram) in _HOSTS.items()
-        }
-        cards = {card: ((card, 1),) for card in _CARDS.values()}
-        disk = {"local-ssd": (("local-ssd", Decimal(375) / _MONTH_H),)}
-        for item, parts in {**items, **cards, **disk}.items():
-            on_demand, spot = pair(region, *parts)
+        for item, parts in _parts().items():
+            on_demand, spot = (_sum(unit, region, parts, spot=spot) for spot in (False, True))
             if on_demand or spot:
                 yield region, item, on_demand, spot
+
+
+def _parts() -> dict[str, list[tuple[str, Decimal]]]:
+    """Return of each item of the rates what it is made of, and how much of it."""
+    parts = {
+        item: [(f"{family} Core", Decimal(vcpus)), (f"{family} Ram", Decimal(memory))]
+        for item, (family, vcpus, memory) in _HOSTS.items()
+    }
+    parts |= {card: [(card, Decimal(1))] for card in _CARDS.values()}
+    return parts | {"local-ssd": [("local-ssd", Decimal(375) / _MONTH_H)]}
+
+
+def _sum(
+    unit: Mapping[tuple[str, str, bool], Decimal], region: str, parts: Iterable[tuple[str, Decimal]], *, spot: bool
+) -> str:
+    """Add an item up; empty where a part of it has no price."""
+    total = Decimal(0)
+    for name, amount in parts:
+        price = unit.get((region, name, spot))
+        if price is None:
+            return ""
+        total += price * amount
+    return f"{round(total, 6).normalize():f}"
 
 
 def _named(description: str) -> tuple[str, bool] | None:
