@@ -98,7 +98,8 @@ class Drill:
 
     def write_config(self, folder: Path, box: Box) -> Path:
         """Write the job's failover.yaml: the same that an operator would write, but for two endpoints."""
-        train = ["python", "train_digits.py", "--steps", STEPS, "--every", EVERY, "--step-seconds", self.step_seconds]
+        pause = self.step_seconds if box.scenario.step_seconds is None else box.scenario.step_seconds
+        train = ["python", "train_digits.py", "--steps", STEPS, "--every", EVERY, "--step-seconds", pause]
         config: dict[str, Any] = {
             "job": {
                 "name": JOB,

@@ -29,6 +29,11 @@ _MESSAGES = {
     "UnauthorizedOperation": "You are not authorized to perform this operation. User: "
     "arn:aws:iam::123456789012:user/sandbox is not authorized to perform: ec2:{action} on resource: "
     "arn:aws:ec2:{region}:123456789012:instance/* because no identity-based policy allows the ec2:{action} action",
+    "SpotMaxPriceTooLow": "Your Spot request price of 0.1 is lower than the minimum required Spot request fulfillment "
+    "price of 0.2.",
+    "InsufficientFreeAddressesInSubnet": "There are not enough free addresses in subnet '{subnet}' to satisfy the "
+    "requested number of instances.",
+    "InsufficientHostCapacity": "Insufficient capacity on the hosts of the Availability Zone ({az}).",
     "IdempotentParameterMismatch": "Arguments on this idempotent request are inconsistent with arguments used in "
     "previous request(s).",
     "IdempotentInstanceTerminated": "The client token you have provided is associated with a terminated instance. "

@@ -132,7 +132,10 @@ class Expect(_Part):
 
 
 class Scenario(_Part):
-    """One scenario file. ``config`` is laid over the drill's failover.yaml."""
+    """One scenario file. ``config`` is laid over the drill's failover.yaml.
+
+    ``step_seconds`` is how long a step of the training takes: long enough for events to hit the step that they name.
+    """
 
     name: str
     description: str = ""
@@ -141,6 +144,7 @@ class Scenario(_Part):
     gcp: GcpScene = GcpScene()
     events: tuple[Event, ...] = ()
     expect: Expect = Expect()
+    step_seconds: Seconds | None = None
     config: dict[str, Any] = Field(default_factory=dict)
 
 
