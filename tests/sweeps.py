@@ -6,6 +6,7 @@ its begin and end is left out: it costs calls, too, and they are not those that 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from provisioner.clouds.aws.api import Account
 from provisioner.clouds.base import Request
 from provisioner.config import parse
 from provisioner.controller.directory import JobDirectory
@@ -75,6 +77,19 @@ class Nowhere:
 
     def offers(self, request: Request) -> list[Offer]:
         return []
+
+
+@functools.cache
+def _account(url: str) -> Account:
+    return Account(
+        {"AWS_ACCESS_KEY_ID": "box", "AWS_SECRET_ACCESS_KEY": "box", "AWS_ENDPOINT_URL": url}, lambda _: None
+    )
+
+
+def with_shared_clients(cloud: Any) -> Any:
+    """Let a room use the clients of all rooms of this box: to make them takes half a second."""
+    cloud._account = cloud._quotas._clients = _account(cloud._environ["AWS_ENDPOINT_URL"])
+    return cloud
 
 
 def aws(**settings: Any) -> dict[str, Any]:

@@ -25,8 +25,8 @@ def show(names: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -> 
         )
         return
     if entries:
-        columns = ("what", "refused", "times", "left alone until", "for", "what to do")
-        print_table(columns, [_row(one, now) for one in entries])
+        head = ("what", "refused", "times", "left alone until", "for", "what to do")
+        print_table(head, [_row(one, now) for one in entries])
     else:
         click.echo("nothing is left alone", err=True)
     if unknown:

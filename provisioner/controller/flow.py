@@ -203,6 +203,7 @@ class Flow:
             if not choices:
                 return None
             tried.update(choice.offer.key for choice in choices)
+            answers: tuple[Claimed, ...]
             if len(choices) == 1:
                 answers = (self.step("claim", self.effects.claim, choices[0], epoch, attempt, published),)
             else:

@@ -16,7 +16,8 @@ from typing import Protocol, TypeVar
 from provisioner.controller.records import Choice, Claimed, Surplus
 from provisioner.model import Failure, Node, Offer
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Course(Protocol):

@@ -181,7 +181,7 @@ def test_killed_anywhere_it_ends_with_one_machine_an_epoch_and_nothing_left(worl
     assert world.most_alive <= 1
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(world=scripts, die_after=st.integers(0, 40), width=st.integers(2, 4))
 def test_a_race_killed_anywhere_keeps_one_machine(world: World, die_after: int, width: int) -> None:
     world.away, world.abreast = FAR, width

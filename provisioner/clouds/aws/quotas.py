@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
 from provisioner import catalog
@@ -69,14 +70,6 @@ class Clients(Protocol):
         ...
 
 
-class Events(Protocol):
-    """Where it is told that quotas cannot be read."""
-
-    def __call__(self, kind: str, /, **fields: Any) -> None:
-        """Take one event."""
-        ...
-
-
 @dataclass(slots=True)
 class _Region:
     """What is known of a region: the limits by quota code (None: not known), and the vCPUs in use."""
@@ -90,8 +83,8 @@ class _Region:
 class AccountQuotas:
     """The quotas of one account. Thread-safe; answers are kept for :data:`FRESH_S`."""
 
-    def __init__(self, clients: Clients, tell: Events, tick: Callable[[], float] = time.monotonic) -> None:
-        """Take the account; ask nothing yet. ``tick`` is a clock that only grows, in seconds."""
+    def __init__(self, clients: Clients, tell: Callable[..., None], tick: Callable[[], float] = time.monotonic) -> None:
+        """Take the account; ask nothing yet. ``tell(kind, **fields)`` takes events; ``tick`` only grows, in seconds."""
         self._clients = clients
         self._tell = tell
         self._tick = tick
@@ -129,17 +122,18 @@ class AccountQuotas:
         """Ask what is not known, or too old, all at the same time."""
         if self._denied:
             return
-        now, questions = self._tick(), {}
+        now = self._tick()
+        questions: dict[tuple[str, str], Callable[[], object]] = {}
         for region, code in sorted(wanted):
             known = self._regions.setdefault(region, _Region())
             if now - known.limits.get(code, (float("-inf"), None))[0] >= FRESH_S:
-                questions[region, code] = (self._limit, region, code)
+                questions[region, code] = partial(self._limit, region, code)
             if now - known.used_at >= FRESH_S:
-                questions[region, ""] = (self._used, region)
+                questions[region, ""] = partial(self._used, region)
         if not questions:
             return
         pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="quotas")
-        asked = {pool.submit(*question): key for key, question in questions.items()}  # type: ignore[arg-type]
+        asked = {pool.submit(question): key for key, question in questions.items()}
         done, late = wait(asked, timeout=PATIENCE_S)
         pool.shutdown(wait=False, cancel_futures=True)
         for answer in done:

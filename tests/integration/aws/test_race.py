@@ -30,7 +30,7 @@ def world(make_room: Callable[..., Any], tmp_path: Path) -> Callable[..., World]
 
     def make() -> World:
         settings = {"regions": REGIONS, "instance_types": ["g4dn.xlarge"]}
-        clouds = {"aws": make_room(**settings).cloud}
+        clouds = {"aws": sweeps.with_shared_clients(make_room(**settings).cloud)}
         return sweeps.world(clouds, sweeps.aws(**settings), tmp_path / "state", {"race": 3})
 
     return make
@@ -46,6 +46,7 @@ def raced(made: World) -> Any:
     return answers, launcher.started
 
 
+@pytest.mark.slow
 def test_one_of_three_is_kept_and_the_others_go_back(world: Callable[..., World], aws_box: Any) -> None:
     answers, started = raced(world())
     assert len(aws_box.launches()) == 3
@@ -79,7 +80,8 @@ def die_before_the_choice(made: World) -> None:
     def note(*_: Any) -> None:
         raise Killed
 
-    made.directory.write_json = note  # type: ignore[method-assign]
+    directory: Any = made.directory
+    directory.write_json = note
 
 
 def die_giving_back(made: World) -> None:
@@ -94,6 +96,7 @@ def die_giving_back(made: World) -> None:
     made.release = once  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("die", [die_before_the_choice, die_when_chosen, die_giving_back])
 def test_killed_in_the_middle_the_next_controller_keeps_one(
     world: Callable[..., World], aws_box: Any, die: Callable[[World], None]
@@ -111,6 +114,7 @@ def test_killed_in_the_middle_the_next_controller_keeps_one(
     assert len({launch["token"] for launch in aws_box.emulator.faults.log()}) == 3
 
 
+@pytest.mark.slow
 def test_a_machine_that_may_have_started_is_kept_though_a_better_one_is_to_be_had(
     world: Callable[..., World], aws_box: Any
 ) -> None:
@@ -128,7 +132,7 @@ def test_a_machine_that_may_have_started_is_kept_though_a_better_one_is_to_be_ha
 
 def test_the_report_counts_what_was_given_back(make_room: Callable[..., Any], aws_box: Any, tmp_path: Path) -> None:
     settings = {"regions": REGIONS, "instance_types": ["g4dn.xlarge"], "market": "spot", "max_price": "1 USD"}
-    clouds = {"aws": make_room(**settings).cloud}
+    clouds = {"aws": sweeps.with_shared_clients(make_room(**settings).cloud)}
     done = sweeps.run(clouds, sweeps.aws(**settings), tmp_path / "state", {"race": 2})
     assert done.report["result"] == "completed"
     (surplus,) = done.report["surplus"]
