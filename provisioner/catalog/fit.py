@@ -114,14 +114,9 @@ def right_size(machine: Machine, count: int) -> int:
 
     A job that asks for one V100 must not end up with eight at 31 USD an hour because the small type is sold no more.
     """
-    group = _group(machine.gpu)
-    pool = tables.machines(machine.cloud).values()
-    sizes = (
-        other.gpu_count
-        for other in pool
-        if other.gpu_count >= count and (other.gpu == machine.gpu or (group and _group(other.gpu) == group))
-    )
-    return min(sizes, default=count)
+    sizes = tables.sizes(machine.cloud)
+    name = _group(machine.gpu) or machine.gpu
+    return min((size for size in sizes.get(name, ()) if size >= count), default=count)
 
 
 def unusable(machine: Machine) -> str:

@@ -103,7 +103,19 @@ def found() -> overlay.Overlay:
 
 def forget() -> None:
     """Read everything again at the next question: the tables, or the environment, have changed."""
-    for name in (sources, found, machines, zones, regions, prices, _rates, spot_prices, autodl_prices, autodl_cells):
+    for name in (
+        sources,
+        found,
+        machines,
+        sizes,
+        zones,
+        regions,
+        prices,
+        _rates,
+        spot_prices,
+        autodl_prices,
+        autodl_cells,
+    ):
         name.cache_clear()
 
 
@@ -111,6 +123,16 @@ def forget() -> None:
 def machines(cloud: str = "aws") -> dict[str, Machine]:
     """Return every machine type of a cloud that its offerings or its price list name."""
     return dict(_aws_machines() if cloud == "aws" else _gcp_machines())
+
+
+@cache
+def sizes(cloud: str = "aws") -> dict[str, set[int]]:
+    """Return how many cards of a kind the machine types of a cloud have, by the card's group, else its name."""
+    counts: dict[str, set[int]] = {}
+    for machine in machines(cloud).values():
+        card = cards().get(machine.gpu)
+        counts.setdefault((card.group if card else "") or machine.gpu, set()).add(machine.gpu_count)
+    return counts
 
 
 @cache

@@ -10,9 +10,8 @@ With the job's hours on this card (``train``), the time from a claim to the firs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from provisioner import catalog
 from provisioner.model import Money, Offer
@@ -41,12 +40,11 @@ class Place(Protocol):
         """Its region; empty where nobody knows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """The way of a job to its end on one offer. Hours; ``cost`` and ``egress`` in USD.
+class Way(NamedTuple):
+    """The way of a job to its end on one machine, whatever it costs an hour. Hours; ``egress`` in USD.
 
-    ``price`` is the price of an hour that was reckoned with. ``egress`` leaves out what has no list price
-    (``egress_known`` False). ``hours`` is infinite, and ``cost`` None, where losses eat all progress.
+    ``egress`` leaves out what has no list price (``egress_known`` False). ``hours`` is infinite where losses eat all
+    progress.
     """
 
     speed: float
@@ -55,18 +53,37 @@ class Expected:
     rate: float
     losses: float
     hours: float
-    price: Money
     egress: Decimal
     egress_known: bool
+
+
+class Expected(NamedTuple):
+    """A way and what it costs in USD at a price of an hour. ``cost`` is None where there is no end."""
+
+    speed: float
+    train: float
+    start: float
+    rate: float
+    losses: float
+    hours: float
+    egress: Decimal
+    egress_known: bool
+    price: Money
     cost: Decimal | None
 
 
 def expected(
     offer: Offer, price: Money, work: Work, rate: float, stores: Sequence[Place], rate_usd: Decimal
 ) -> Expected | None:
-    """Reckon an offer at a price of an hour. ``rate_usd``: units of the price's currency for one dollar.
+    """Reckon an offer at a price of an hour. See ``way`` and ``priced``."""
+    found = way(offer, work, rate, stores)
+    return None if found is None else priced(found, price, rate_usd)
 
-    ``stores``: the job's own, then its replicas. None where nobody knows how fast the card is.
+
+def way(offer: Offer, work: Work, rate: float, stores: Sequence[Place]) -> Way | None:
+    """Return how long the job takes and what leaves a cloud, or None where nobody knows how fast the card is.
+
+    ``rate``: losses an hour. ``stores``: the job's own, then its replicas.
     """
     fast = speed(work, offer.gpu.name)
     if fast is None:
@@ -78,10 +95,14 @@ def expected(
     hours = (train + start) / progress if progress > LEAST_PROGRESS else float("inf")
     losses = rate * hours
     egress, known = _egress(offer, work, stores, starts=1.0 + losses, saves=train * 3600.0 / work.every_s)
-    cost = None
-    if hours != float("inf"):
-        cost = _cents(float(price.amount) * hours / float(rate_usd)) + egress
-    return Expected(fast, train, start, rate, losses, hours, price, egress, known, cost)
+    return Way(fast, train, start, rate, losses, hours, egress, known)
+
+
+def priced(found: Way, price: Money, rate_usd: Decimal) -> Expected:
+    """Return what a way costs. ``rate_usd``: units of the price's currency for one dollar."""
+    if found.hours == float("inf"):
+        return Expected(*found, price, None)
+    return Expected(*found, price, _cents(float(price.amount) * found.hours / float(rate_usd)) + found.egress)
 
 
 def spot_guess(ceiling: Money) -> Money:

@@ -24,9 +24,9 @@ from decimal import Decimal
 from provisioner import catalog
 from provisioner.model import Market, Money, Offer
 from provisioner.planner.blocks import Block
-from provisioner.planner.expected import expected, spot_guess
+from provisioner.planner.expected import Expected, Way, priced, spot_guess, way
 from provisioner.planner.memory import FailureMemory
-from provisioner.planner.pools import loss_rate
+from provisioner.planner.pools import NOTHING, loss_rate
 from provisioner.planner.ranking import (
     Basis,
     Candidate,
@@ -42,8 +42,9 @@ from provisioner.planner.reasons import reason
 from provisioner.planner.terms import Terms
 
 Price = Callable[[Offer], Money | None]
-_OVER_BUDGET = 3
-"""How much this reason weighs beside others: the nearer a place was to taking an offer, the more its reason says."""
+_UNLOST = (False, False)
+_UNFIT, _OVER_BUDGET = 2, 3
+"""How much these reasons weigh beside others: the nearer a place was to taking an offer, the more its reason says."""
 
 
 def rank(
@@ -81,17 +82,20 @@ def _ranked(found: Sequence[tuple[str, Offer, Candidate]], desk: _Desk, lost: Of
     alike = {id(one): one for _, _, one in found}
     figures = {name: _figures(one, terms) for name, one in alike.items()}
     step = {value: number for number, value in enumerate(sorted(set(figures.values())))}
+    places = {name: (one.late, _place(one, terms)) for name, one in alike.items()}
+    steps = {name: step[value] for name, value in figures.items()}
     turns = _turns(found)
 
     def order(one: tuple[str, Offer, Candidate]) -> tuple[object, ...]:
         key, offer, candidate = one
+        name = id(candidate)
+        special = _UNLOST if lost is None else (lost_zone(offer, lost), lost_region(offer, lost))
         return (
-            lost is not None and lost_zone(offer, lost),
-            candidate.late,
-            (0 if candidate.block.home else 1) if terms.by_cost else candidate.position,
+            special[0],
+            places[name],
             not desk.named(offer),
-            lost is not None and lost_region(offer, lost),
-            step[figures[id(candidate)]],
+            special[1],
+            steps[name],
             turns[key],
             candidate.turn,
             key,
@@ -100,10 +104,10 @@ def _ranked(found: Sequence[tuple[str, Offer, Candidate]], desk: _Desk, lost: Of
     told: dict[tuple[object, ...], str] = {}
     for _, offer, one in sorted(found, key=order):
         named = desk.named(offer)
-        special = (named, lost is not None and lost_zone(offer, lost))
-        words = told.get((id(one), *special))
+        like = (one.kind, one.basis, one.late, one.at_most, named, lost is not None and lost_zone(offer, lost))
+        words = told.get(like)
         if words is None:
-            words = told[id(one), *special] = reason(one, offer, lost, terms, named=named)
+            words = told[like] = reason(one, offer, lost, terms, named=named)
         yield Ranked(offer, words, one.block.name, one.at_most, one.expected, one.basis, one.distance_ms)
 
 
@@ -125,6 +129,8 @@ class _Desk:
         self.terms = terms
         self.ceiling = ceiling
         self.spot_price = spot_price
+        self._rates = {market: NOTHING.rate if market is Market.SPOT else 0.0 for market in Market}
+        self._regions = [{name: number for number, name in enumerate(block.regions)} for block in blocks]
         self._zoned = any(block.zones for block in blocks)
         self._named = {
             (entry.offer.cloud, entry.offer.instance_type, entry.offer.market, zone)
@@ -132,6 +138,9 @@ class _Desk:
             for zone in entry.failure.elsewhere
         }
         self._found: dict[tuple[object, ...], Candidate | Refused] = {}
+        self._fits: dict[tuple[object, ...], tuple[list[tuple[int, str]], Money | None]] = {}
+        self._ways: dict[tuple[object, ...], Way | None] = {}
+        self._distances: dict[tuple[str, str], float | None] = {}
 
     def named(self, offer: Offer) -> bool:
         """Say whether a cloud named the zone as having room for this machine."""
@@ -144,31 +153,43 @@ class _Desk:
             if refusal is not None:
                 failure, left = refusal.failure, refusal.until - self.now
                 return Refused(f"{failure.kind} ({failure.code}) for this {failure.scope}, tried again in {left:.0f} s")
-        rate, seen = loss_rate(offer, self.terms.seen), None
+        rate, seen = self._rates[offer.market] if not self.terms.seen else loss_rate(offer, self.terms.seen), None
         if offer.market is Market.SPOT and offer.price_per_hour is None:
             seen = self.spot_price(offer)
         zone = offer.zone if self._zoned else ""
         # Of GPUs and prices the very objects: to compare them whole would cost more than what is saved here.
-        like = (offer.cloud, offer.region, zone, offer.instance_type, offer.market, id(offer.gpu))
-        key = (*like, id(offer.price_per_hour), offer.available, rate, seen)
+        price = id(offer.price_per_hour)
+        kind = (
+            offer.cloud,
+            offer.region,
+            zone,
+            offer.instance_type,
+            offer.market,
+            id(offer.gpu),
+            offer.available,
+            price,
+        )
+        key = (kind, rate, id(seen))
         found = self._found.get(key)
         if found is None:
-            found = self._found[key] = self._judge(offer, rate, seen)
+            if kind not in self._fits:
+                self._fits[kind] = [_fit(block, offer) for block in self.blocks], self.ceiling(offer)
+            found = self._found[key] = self._judge(offer, kind, rate, seen)
         return found
 
-    def _judge(self, offer: Offer, rate: float, seen: Money | None) -> Candidate | Refused:
+    def _judge(self, offer: Offer, kind: tuple[object, ...], rate: float, seen: Money | None) -> Candidate | Refused:
         reasons: list[tuple[int, str]] = []
-        ceiling = self.ceiling(offer)
-        for position, block in enumerate(self.blocks):
-            if reason := block.mismatch(offer):
-                reasons.append((0 if offer.cloud != block.cloud else 1, reason))
-            elif reason := block.unfit(offer) or self._too_dear(offer, block, ceiling):
-                reasons.append((2, reason))
+        fits, ceiling = self._fits[kind]
+        for position, (block, (weight, unfit)) in enumerate(zip(self.blocks, fits, strict=True)):
+            if unfit:
+                reasons.append((weight, unfit))
+            elif dear := self._too_dear(offer, block, ceiling):
+                reasons.append((_UNFIT, dear))
             else:
-                candidate = self._reckon(offer, block, position, ceiling, rate, seen)
-                if not (reason := self._over_budget(candidate, rate)):
+                candidate = self._reckon(offer, kind, position, ceiling, rate, seen)
+                if not (beyond := self._over_budget(candidate, rate)):
                     return candidate
-                reasons.append((_OVER_BUDGET, reason))
+                reasons.append((_OVER_BUDGET, beyond))
         weight, words = max(reasons, key=lambda reason: reason[0], default=(0, "the configuration names no place"))
         return Refused(words, over_budget=weight == _OVER_BUDGET)
 
@@ -183,8 +204,15 @@ class _Desk:
         return ""
 
     def _reckon(
-        self, offer: Offer, block: Block, position: int, ceiling: Money | None, rate: float, seen: Money | None
+        self,
+        offer: Offer,
+        kind: tuple[object, ...],
+        position: int,
+        ceiling: Money | None,
+        rate: float,
+        seen: Money | None,
     ) -> Candidate:
+        block = self.blocks[position]
         usd, cap = self.terms.usd, block.max_price if offer.market in block.held_markets else None
         at_most = ceiling
         if cap is not None and (ceiling is None or usd(ceiling) > usd(cap)):
@@ -201,17 +229,14 @@ class _Desk:
             basis = "ceiling" if cap is None or usd(price) <= usd(cap) else "cap"
         elif cap is not None:
             basis = "cap"
-        outlook, terms = None, self.terms
-        paid = cap if basis == "cap" else price
-        if paid is not None:
-            outlook = expected(offer, paid, terms.work, rate, terms.stores, terms.rate(paid.currency))
+        terms = self.terms
+        outlook = self._expected(offer, cap if basis == "cap" else price, rate)
         late = (
             terms.work.known
             and terms.seconds_left is not None
             and outlook is not None
             and outlook.hours * 3600.0 > terms.seconds_left
         )
-        regions = block.regions
         return Candidate(
             offer=offer,
             block=block,
@@ -222,9 +247,25 @@ class _Desk:
             basis=basis,
             expected=outlook,
             late=late,
-            distance_ms=terms.distance_ms(offer),
-            turn=regions.index(offer.region) if offer.region in regions else len(regions),
+            distance_ms=self._distance(offer),
+            turn=self._regions[position].get(offer.region, len(block.regions)),
+            kind=kind,
         )
+
+    def _expected(self, offer: Offer, price: Money | None, rate: float) -> Expected | None:
+        if price is None:
+            return None
+        key = (offer.cloud, offer.region, offer.gpu.name, rate)
+        if key not in self._ways:
+            self._ways[key] = way(offer, self.terms.work, rate, self.terms.stores)
+        found = self._ways[key]
+        return None if found is None else priced(found, price, self.terms.rate(price.currency))
+
+    def _distance(self, offer: Offer) -> float | None:
+        key = (offer.cloud, offer.region)
+        if key not in self._distances:
+            self._distances[key] = self.terms.distance_ms(offer)
+        return self._distances[key]
 
     def _over_budget(self, one: Candidate, rate: float) -> str:
         """Say why a budget cannot bear an offer, or nothing. This machine costs nothing to rent.
@@ -238,12 +279,22 @@ class _Desk:
             return "nothing bounds its price, so policy.budget cannot be kept; set max_price"
         if not self.terms.work.known or one.price is None:
             return ""
-        work, stores = self.terms.work, self.terms.stores
-        found = expected(one.offer, one.price, work, rate, stores, self.terms.rate(one.price.currency))
+        found = self._expected(one.offer, one.price, rate)
         cost = found.cost if found is not None else None
         if cost is None or cost <= self.terms.usd(left):
             return ""
         return f"would cost about {cost:.2f} USD to the end, and policy.budget leaves {left}"
+
+
+def _place(one: Candidate, terms: Terms) -> int:
+    return (0 if one.block.home else 1) if terms.by_cost else one.position
+
+
+def _fit(block: Block, offer: Offer) -> tuple[int, str]:
+    """Say why a place does not take a machine, whatever it costs, and how much that says; or nothing."""
+    if reason := block.mismatch(offer):
+        return (0 if offer.cloud != block.cloud else 1), reason
+    return _UNFIT, block.unfit(offer)
 
 
 def _figures(one: Candidate, terms: Terms) -> tuple[object, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from provisioner import catalog
 from provisioner.model import Money, Offer
@@ -15,8 +15,7 @@ Basis = Literal["price", "seen", "ceiling", "cap", ""]
 that it can be (of a spot machine a share of that), or ``max_price`` alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
+class Ranked(NamedTuple):
     """An offer in its place. ``at_most`` bounds the cost of an hour; None where nothing does.
 
     ``expected`` says what it costs to the end of the job, at a price of the given ``basis``; None where that cannot be
@@ -75,8 +74,7 @@ class Refused:
     over_budget: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A place that takes an offer, and the offer's figures there. ``offer`` stands for all zones of its kind."""
 
     offer: Offer
@@ -92,6 +90,8 @@ class Candidate:
     distance_ms: float | None
     turn: int
     """Where its region stands in the place's list."""
+    kind: tuple[object, ...]
+    """What it has in common with other zones of the region."""
 
 
 def lost_region(offer: Offer, lost: Offer | None) -> bool:

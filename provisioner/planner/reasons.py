@@ -109,8 +109,9 @@ def _price_words(one: Candidate) -> str:
 
 
 def _reckoned(one: Candidate) -> str:
-    words = {"seen": "last seen at", "ceiling": "reckoned as"}
-    return f", {words[one.basis]} {one.price}" if one.basis in words and one.price != one.ceiling else ""
+    if one.basis == "seen":
+        return ", reckoned as last seen"
+    return f", reckoned as {one.price}" if one.basis == "ceiling" and one.price != one.ceiling else ""
 
 
 def _hours(hours: float) -> str:

@@ -52,7 +52,7 @@ class Terms:
 
     def usd(self, money: Money) -> Decimal:
         """Return an amount in dollars."""
-        return money.amount / self.rate(money.currency)
+        return money.amount if money.currency == "USD" else money.amount / self.rate(money.currency)
 
     def distance_ms(self, offer: Offer) -> float | None:
         """Return the measured round trip to a region, else that of light between it and the job's own store."""
