@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner import catalog
-from provisioner.catalog import build, tables
+from provisioner.catalog import build, overlay, tables
 from provisioner.clouds.autodl import cards as autodl
 from provisioner.clouds.base import Request
 from provisioner.model import Market, Money
@@ -325,3 +325,15 @@ def test_every_packaged_table_says_where_it_is_from():
     for name, one in tables.sources().items():
         assert one["as_of"] == "" or f"{name}.csv" in files
         assert set(one) == {"cloud", "what", "as_of", "source"}
+
+
+def test_packaged_rows_are_in_order_and_each_key_is_there_once():
+    for name, width in {**overlay.KEYS, "egress": 2, "gcp_regions": 1, "gcp_n1_cards": 3}.items():
+        file = tables.DATA / f"{name}.csv"
+        if not file.exists():
+            continue
+        with file.open(encoding="utf-8", newline="") as text:
+            keys = [tuple(row[:width]) for row in csv.reader(text)][1:]
+        assert len(set(keys)) == len(keys), name
+        if name in {"aws_zones", "gcp_zones", "gcp_rates"}:
+            assert keys == sorted(keys), name

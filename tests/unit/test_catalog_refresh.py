@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,12 +15,17 @@ import pytest
 from botocore.exceptions import ClientError
 from moto import mock_aws
 
+from provisioner import catalog
 from provisioner.catalog import tables
 from provisioner.catalog.refresh import autodl, aws, gcp
 from provisioner.catalog.refresh.found import together
 from provisioner.cli import main
+from provisioner.clouds.autodl.client import AutodlClient
+from provisioner.clouds.autodl.pro_api import ProOrder
 from provisioner.errors import Unauthorized
 from provisioner.model import Market, Money
+from provisioner.sandbox.autodl import AutodlEmulator, EmulatorConfig
+from provisioner.sandbox.autodl.box import Server as Emulated
 
 NOW = 1_790_000_000.0
 KEYS = {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "example"}
@@ -343,3 +349,27 @@ def test_autodl_tells_stock_by_region_and_prices_of_what_runs():
     assert [(one.what, one.where) for one in found.missed] == [("stock", "beijingDC1")]
     (missed,) = autodl.refresh(lambda _: {}, list, ["westDC3"], now=NOW).missed
     assert missed.why.startswith("AutoDL tells a price only for a running machine")
+
+
+def test_the_command_asks_autodl_for_stock_and_for_prices_of_what_runs(monkeypatch, capsys):
+    emulator = AutodlEmulator(EmulatorConfig(token="a-token", speed=1000.0))
+    server = Emulated(emulator)
+    monkeypatch.setenv("AUTODL_TOKEN", "a-token")
+    monkeypatch.setenv("AUTODL_BASE_URL", server.url)
+    try:
+        with AutodlClient("a-token", server.url) as client:
+            machine = client.pro.create(ProOrder("mine", "4090D", 1, "base-image-l2t43iu6uk", (11, 8)))
+            deadline = time.monotonic() + 10
+            while client.pro.status(machine) != "running" and time.monotonic() < deadline:
+                time.sleep(0.01)
+            listed = client.pro.snapshot(machine).price_per_hour
+        assert main(["catalog", "refresh", "--cloud", "autodl", "--json"]) == 0
+        assert main(["catalog", "ls", "--gpu", "RTX 4090", "--by-region", "--json"]) == 0
+    finally:
+        server.stop()
+    first, _, second = capsys.readouterr().out.partition("}\n{")
+    assert json.loads(first + "}")["missed"] == []
+    rows = json.loads("{" + second)["machines"]
+    assert {row["region"] for row in rows} <= set(catalog.AUTODL_REGIONS)
+    assert all(row["idle"] is not None for row in rows)
+    assert tables.autodl_prices()["RTX 4090D"] == listed
