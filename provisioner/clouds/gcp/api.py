@@ -64,7 +64,7 @@ class Account:
         """Run a call. Raises Refused and its kin, with Google's own reason as ``failure``."""
         from google.api_core.exceptions import GoogleAPIError
         from google.auth.exceptions import GoogleAuthError
-        from google.protobuf.json_format import ParseError
+        from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
         from requests.exceptions import RequestException
 
         try:
@@ -86,11 +86,12 @@ class Account:
             reraise=True,
         )
         try:
-            return retrying(self.once, call)
+            answer: T = retrying(self.once, call)
         except Refused as error:
             if error.status == 404 and error.failure.kind is not FailureKind.UNAUTHORIZED:  # that is the project itself
                 raise LookupError(str(error)) from error
             raise
+        return answer
 
     def compute(self, client: str, method: str, request: Mapping[str, Any]) -> Any:
         """Call a method of google-cloud-compute once, e.g. ``("InstancesClient", "get", {"zone": ...})``.
@@ -140,7 +141,8 @@ class Account:
             if self._session is None:
                 from google.auth.transport.requests import AuthorizedSession
 
-                self._session = AuthorizedSession(self._credentials_found())
+                make: Any = AuthorizedSession
+                self._session = make(self._credentials_found())
             return self._session
 
     def _endpoint(self, service: str) -> str:
@@ -161,12 +163,10 @@ class Account:
         """Look for credentials; that there are none takes Google's library many seconds, so it is kept for a minute."""
         import google.auth
         from google.auth.exceptions import GoogleAuthError
-        from google.oauth2.credentials import Credentials
 
         token = self._environ.get(TOKEN)
         if token:
-            ready: Any = Credentials
-            return ready(token)
+            return _ready(token)
         since, missing = self._missing
         if missing is not None and self.clock.tick() - since < LOOK_AGAIN_S:
             return missing
@@ -178,6 +178,22 @@ class Account:
             self._missing = (self.clock.tick(), error)
             raise
         return found
+
+
+def _ready(token: str) -> Any:
+    """Return credentials of a token that nobody can renew, and that say so when Google refuses it."""
+    from google.auth.exceptions import RefreshError
+    from google.oauth2.credentials import Credentials
+
+    base: Any = Credentials
+
+    class Ready(base):  # type: ignore[misc] # Google's class has no types
+        def refresh(self, request: Any) -> None:
+            del request
+            ended: Any = RefreshError
+            raise ended(f"the token in {TOKEN} is wrong, or has ended")
+
+    return Ready(token)
 
 
 def _passing(error: BaseException) -> bool:

@@ -26,7 +26,7 @@ from provisioner.config import GcpConfig
 from provisioner.errors import CloudError, TerraformError, Unauthorized
 from provisioner.model import Failure, FailureKind, JobRef, Launch, Node, NodeState, Offer, Owned
 from provisioner.terraform.provider import Toolchain, discover
-from provisioner.terraform.render import GcpStackSpec, remove_stack
+from provisioner.terraform.render import DEFAULT_GCP_IMAGE, GcpStackSpec, remove_stack
 from provisioner.terraform.runner import Runner
 from provisioner.terraform.stack import GcpRegionStack
 
@@ -267,7 +267,6 @@ class GcpCloud:
     def spec(self, region: str) -> GcpStackSpec:
         """Describe the stack of a region."""
         config = self._of(region)
-        chosen = {"image": config.image} if config.image else {}
         return GcpStackSpec(
             job=self._job,
             project=config.project,
@@ -277,8 +276,8 @@ class GcpCloud:
             bucket=None if config.service_account else self._bucket,
             prefix=self._prefix,
             service_account=config.service_account,
+            image=config.image or DEFAULT_GCP_IMAGE,
             disk_gb=config.disk_gb,
-            **chosen,
         )
 
     def _terraform_stack(self, spec: GcpStackSpec, directory: Path) -> Stack:

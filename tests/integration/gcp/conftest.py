@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
@@ -82,8 +83,9 @@ class Stack:
 
     def __init__(self, box: GcpBox, spec: GcpStackSpec, directory: Path) -> None:
         self.box, self.spec, self.directory = box, spec, directory
-        self.name = f"{substrate_prefix(spec.job)}-abc123"
-        self.email = f"{account_prefix(spec.job)}abc123@{PROJECT}.iam.gserviceaccount.com"
+        end = hashlib.sha256(spec.region.encode()).hexdigest()[:6]
+        self.name = f"{substrate_prefix(spec.job)}-{end}"
+        self.email = f"{account_prefix(spec.job)}{end}@{PROJECT}.iam.gserviceaccount.com"
         self.runs: list[str] = []
         self.fail: Exception | None = None
 
@@ -192,7 +194,7 @@ def _quick_clock() -> Clock:
 def _emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcpBox]:
     directory = tmp_path_factory.mktemp("machines")
     machines = Machines(directory, grace_s=1.0)
-    emulator = GceEmulator(machines, boot_s=0.05, end_s=0.05, refuse_s=0.1, held_s=0.3)
+    emulator = GceEmulator(machines, boot_s=0.05, end_s=0.05, refuse_s=0.1, held_s=0.08)
     emulator.start()
     yield GcpBox(emulator, machines, directory)
     emulator.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,7 +208,7 @@ def test_r22_a_name_that_is_still_taken_after_a_refusal_is_waited_for(room: Any)
     offer = room.offer()
     node = claimed(room.cloud.claim(offer, room.launch(offer)))
     assert room.box.living() == [node.id]
-    assert next(outcome for _, outcome in room.box.inserts()) == "INTERNAL_ERROR"
+    assert room.box.inserts()[0] == ("us-central1-b", "INTERNAL_ERROR")
 
 
 def test_a_stock_out_costs_one_insert_a_zone(room: Any) -> None:
@@ -314,6 +313,7 @@ cloud.claim(offer, Launch(job, 1, token, "#!/bin/bash\\nsleep 600\\n", 3600.0, t
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("when", "user_data"),
     [
@@ -339,10 +339,8 @@ def test_an_operation_that_never_ends_is_given_up_and_leaves_no_machine(
     room: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
     monkeypatch.setattr("provisioner.clouds.gcp.claim.OPERATION_S", 0.3)
-    room.box.emulator.faults.set([{"method": "instances.insert", "delay": 60.0}])
+    room.box.emulator.faults.set([{"method": "instances.insert", "code": PLAIN, "delay": 60.0}])
     offer = room.offer()
-    began = time.monotonic()
     failure = refused(room.cloud.claim(offer, room.launch(offer)))
-    assert time.monotonic() - began < 10
     assert (failure.kind, failure.code) == (FailureKind.NO_CAPACITY, "TIMEOUT")
     assert eventually(lambda: not room.box.instances())
