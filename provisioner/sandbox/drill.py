@@ -235,9 +235,12 @@ def _final_model(box: Box, report: Mapping[str, Any], folder: Path) -> dict[str,
 
 
 def _toolchain(state: Path) -> dict[str, Any]:
-    """Return what the controller noted about Terraform and its provider."""
-    with contextlib.suppress(OSError, ValueError):
-        noted = json.loads((state / "jobs" / JOB / "toolchain.json").read_text("utf-8"))
-        if isinstance(noted, dict):
-            return noted
-    return {}
+    """Return what the controller noted about Terraform and its provider, with a line about every provider used."""
+    noted = []
+    for name in ("toolchain.json", "toolchain-gcp.json"):
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((state / "jobs" / JOB / name).read_text("utf-8"))
+            noted += [found] if isinstance(found, dict) else []
+    if not noted:
+        return {}
+    return {**noted[0], "note": "; ".join(str(found.get("note", "")) for found in noted)}

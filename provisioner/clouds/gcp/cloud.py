@@ -312,7 +312,7 @@ def _parts(node_id: str) -> tuple[str, str]:
 def _discover(directory: Path, environ: Mapping[str, str]) -> Toolchain:
     """Find Terraform; leave a note of what was found in the job's directory, for reports."""
     found = discover(directory, environ, "google")
-    (directory / "toolchain.json").write_text(json.dumps(found.describe()) + "\n", encoding="utf-8")
+    (directory / "toolchain-gcp.json").write_text(json.dumps(found.describe()) + "\n", encoding="utf-8")
     return found
 
 
