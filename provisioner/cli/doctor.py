@@ -65,8 +65,10 @@ def examine(config: Config | None, environ: Mapping[str, str]) -> Iterator[Findi
     """Yield one finding after the other. Without a configuration only this machine is looked at."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     yield Finding("python", "ok", version)
-    needed = config is None or any(block.aws or block.gcp for block in config.fallback)
-    yield _run("terraform", lambda: _terraform(environ)) if needed else Finding("terraform", "skip", "not needed")
+    uses_aws = config is None or any(block.aws for block in config.fallback)
+    yield _run("terraform", lambda: _terraform(environ)) if uses_aws else Finding("terraform", "skip", "not needed")
+    if config is not None and any(block.gcp for block in config.fallback):
+        yield _run("terraform google", lambda: _terraform(environ, "google"))
     docker = shutil.which("docker")
     yield Finding("docker", "ok" if docker else "skip", docker or "not here; only `make image` wants it")
     if config is None:
@@ -108,12 +110,16 @@ def _run_all(check: str, look: Callable[[], list[Finding]]) -> list[Finding]:
         return [Finding(check, "fail", str(error), error.hint)]
 
 
-def _terraform(environ: Mapping[str, str]) -> Finding:
+def _terraform(environ: Mapping[str, str], provider: str = "aws") -> Finding:
     from provisioner.controller.directory import state_root
     from provisioner.terraform.provider import discover
 
-    found = discover(state_root(environ) / "doctor", environ)
-    return Finding("terraform", "ok", f"{found.version} ({found.terraform[0]}); {found.note}")
+    found = discover(state_root(environ) / "doctor", environ, provider)
+    return Finding(
+        "terraform" if provider == "aws" else f"terraform {provider}",
+        "ok",
+        f"{found.version} ({found.terraform[0]}); {found.note}",
+    )
 
 
 def _autodl(config: Config, environ: Mapping[str, str]) -> Finding:
