@@ -266,10 +266,10 @@ def _rates() -> dict[tuple[str, str], tuple[Decimal | None, Decimal | None]]:
 _RATED = {
     "n1-standard": ("n1-standard-96", 96), "n1-highmem": ("n1-highmem-96", 96), "g2-standard": ("g2-standard-16", 16),
     "a2-highgpu": ("a2-highgpu-8g", 96), "a2-megagpu": ("a2-megagpu-16g", 96), "a2-ultragpu": ("a2-ultragpu-8g", 96),
-    "a3-highgpu": ("a3-highgpu-8g", 208),
+    "a3-highgpu": ("a3-highgpu-8g", 208), "a3-megagpu": ("a3-megagpu-8g", 208),
 }  # fmt: skip
 """Of each series the one machine whose price without cards stands in the rates, and its vCPUs: others go by vCPU."""
-_LOCAL_SSDS = {"a2-ultragpu": 1, "a3-highgpu": 2}
+_LOCAL_SSDS = {"a2-ultragpu": 1, "a3-highgpu": 2, "a3-megagpu": 2}
 """Local disks of 375 GB for each card that come with a machine and are charged for."""
 
 
@@ -283,7 +283,7 @@ def _gcp_price(machine: Machine, region: str, market: Market) -> Money | None:
     (item, vcpus), column = _RATED[series], 0 if market == Market.ON_DEMAND else 1
     parts = [
         (item, Decimal(machine.vcpus) / vcpus),
-        (machine.gpu, Decimal(machine.gpu_count)),
+        ("H100-MEGA" if series == "a3-megagpu" else machine.gpu, Decimal(machine.gpu_count)),
     ]
     if disks := _LOCAL_SSDS.get(series, 0) * machine.gpu_count:
         parts.append(("local-ssd", Decimal(disks)))

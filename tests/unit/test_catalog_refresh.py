@@ -181,7 +181,12 @@ SKUS = [
     sku(f"Nvidia Tesla T4 GPU {AMERICAS}", "OnDemand", ONE, nanos=350000000),
     sku(f"Nvidia Tesla T4 GPU attached to {SPOT} VMs {AMERICAS}", "Preemptible", ONE, nanos=90000000),
     sku(f"Commitment v1: Nvidia Tesla T4 GPU {AMERICAS} for 1 Year", "Commit1Yr", ONE, nanos=1),
-    sku(f"DWS Defined Duration Nvidia Tesla T4 GPU {AMERICAS}", "OnDemand", ONE, nanos=1),
+    sku(f"Nvidia Tesla T4 GPU attached to DWS Defined Duration VMs {AMERICAS}", "OnDemand", ONE, nanos=1),
+    sku(f"Reserved Nvidia Tesla T4 GPU {AMERICAS}", "OnDemand", ONE, nanos=1),
+    sku(f"N1 Custom Instance Core {AMERICAS}", "OnDemand", ONE, units="9"),
+    sku("A3Plus Instance Core running in Iowa", "OnDemand", ONE, nanos=32000000),
+    sku("A3Plus Instance Ram running in Iowa", "OnDemand", ONE, nanos=3000000),
+    sku("Nvidia H100 80GB Plus GPU running in Iowa", "OnDemand", ONE, units="10"),
     sku("Nvidia Tesla A100 80GB GPU running in Europe", "OnDemand", ["europe-west4"], units="3", nanos=928080000),
     sku("A2 Instance Core running in Europe", "OnDemand", ["europe-west4"], nanos=34806000),
     sku("A2 Instance Ram running in Europe", "OnDemand", ["europe-west4"], nanos=4664000),
@@ -281,6 +286,9 @@ def test_google_cloud_is_read_and_laid_over(accounts, capsys):
     assert whole is not None
     assert float(whole.amount) == pytest.approx(12 * 0.034806 + 170 * 0.004664 + 3.92808 + 375 * 0.088 / 730, abs=1e-4)
     assert tables.price("gcp", "us-east1", "g2-standard-4") == before
+    mega = tables.price("gcp", "us-central1", "a3-megagpu-8g")
+    assert mega is not None
+    assert float(mega.amount) == pytest.approx(208 * 0.032 + 1872 * 0.003 + 80 + 16 * 0.041096, abs=1e-4)
 
 
 def test_one_service_that_refuses_does_not_hide_the_other(accounts, capsys):

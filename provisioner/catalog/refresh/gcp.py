@@ -30,18 +30,21 @@ _MONTH_H = 730
 _NANO = Decimal(10) ** 9
 
 _HOSTS = {
-    "n1-standard-96": ("N1 Predefined", 96, 360), "n1-highmem-96": ("N1 Predefined", 96, 624),
+    "n1-standard-96": ("N1 PREDEFINED", 96, 360), "n1-highmem-96": ("N1 PREDEFINED", 96, 624),
     "g2-standard-16": ("G2", 16, 64), "a2-highgpu-8g": ("A2", 96, 680), "a2-megagpu-16g": ("A2", 96, 1360),
-    "a2-ultragpu-8g": ("A2", 96, 1360), "a3-highgpu-8g": ("A3", 208, 1872),
+    "a2-ultragpu-8g": ("A2", 96, 1360), "a3-highgpu-8g": ("A3", 208, 1872), "a3-megagpu-8g": ("A3PLUS", 208, 1872),
 }  # fmt: skip
 """Item of the rates -> the name of its vCPUs and memory in the price list, how many vCPUs, GiB of memory."""
 _CARDS = {
-    "Tesla T4": "T4", "Tesla V100": "V100", "Tesla P100": "P100", "Tesla P4": "P4", "L4": "L4",
-    "Tesla A100": "A100-40GB", "Tesla A100 80GB": "A100-80GB", "H100 80GB": "H100",
+    "TESLA T4": "T4", "TESLA V100": "V100", "TESLA P100": "P100", "TESLA P4": "P4", "L4": "L4",
+    "TESLA A100": "A100-40GB", "TESLA A100 80GB": "A100-80GB", "A100 80GB": "A100-80GB", "H100 80GB": "H100",
+    "H100 80GB MEGA": "H100-MEGA", "H100 80GB PLUS": "H100-MEGA",
 }  # fmt: skip
-_CORE = re.compile(r"(Spot Preemptible )?(N1 Predefined|G2|A2|A3) Instance (Core|Ram) running in ")
-_CARD = re.compile(r"Nvidia (.+?) GPU (attached to Spot Preemptible VMs )?running in ")
-_DISK = re.compile(r"SSD backed Local Storage( attached to Spot Preemptible VMs)?(?: in |$)")
+_CORE = re.compile(r"(?:spot preemptible )?(n1 predefined|g2|a2|a3plus|a3) (?:instance )?(core|ram)\b", re.IGNORECASE)
+_CARD = re.compile(r"(?:spot preemptible )?nvidia (.+?) gpu\b", re.IGNORECASE)
+_DISK = re.compile(r"ssd backed local storage\b", re.IGNORECASE)
+_OTHER = re.compile(r"calendar|commitment|custom|dws|flex|premium|reserved|sole tenancy|suspended", re.IGNORECASE)
+"""Other ways to buy the same thing: what is left is on demand, or spot."""
 
 
 def refresh(get: Get, project: str, *, now: float) -> Found:
@@ -126,15 +129,13 @@ def _rates(skus: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Yield region, item, on-demand and spot price. Reservations and commitments have descriptions of other forms."""
     unit: dict[tuple[str, str, bool], Decimal] = {}
     for sku in skus:
-        named = _named(str(sku.get("description", "")))
-        price = _price(sku)
-        if named is None or price is None:
-            continue
-        name, spot = named
-        if sku.get("category", {}).get("usageType") != ("Preemptible" if spot else "OnDemand"):
+        name, price = _named(str(sku.get("description", ""))), _price(sku)
+        usage = sku.get("category", {}).get("usageType")
+        if not name or price is None or usage not in {"OnDemand", "Preemptible"}:
             continue
         for region in sku.get("serviceRegions", ()):
-            unit[region, name, spot] = price
+            key = region, name, usage == "Preemptible"
+            unit[key] = max(price, unit.get(key, price))  # should two lines be alike, the bound is the dearer
     yield from _items(unit)
 
 
@@ -169,16 +170,15 @@ def _sum(
     return f"{round(total, 6).normalize():f}"
 
 
-def _named(description: str) -> tuple[str, bool] | None:
-    """Return what a line of the price list is for, and whether it is the spot market's."""
+def _named(description: str) -> str:
+    """Return what a line of the price list is for; nothing where it is no business of ours."""
+    if _OTHER.search(description):
+        return ""
     if match := _CORE.match(description):
-        return f"{match[2]} {match[3]}", bool(match[1])
+        return f"{match[1].upper()} {match[2].capitalize()}"
     if match := _CARD.match(description):
-        card = _CARDS.get(match[1])
-        return None if card is None else (card, bool(match[2]))
-    if match := _DISK.match(description):
-        return "local-ssd", bool(match[1])
-    return None
+        return _CARDS.get(match[1].upper(), "")
+    return "local-ssd" if _DISK.match(description) else ""
 
 
 def _price(sku: Mapping[str, Any]) -> Decimal | None:
