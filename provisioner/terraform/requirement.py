@@ -43,7 +43,7 @@ class Requirement:
             return False
 
 
-AWS: Final = Requirement("aws", "AWS", (5, 0, 0), "AWS_ENDPOINT_URL", "5.100.99")
+AWS: Final = Requirement("aws", "AWS", (5, 31, 0), "AWS_ENDPOINT_URL", "5.100.99")
 GOOGLE: Final = Requirement("google", "Google", (6, 50, 0), "GOOGLE_COMPUTE_CUSTOM_ENDPOINT", "8.7.99")
 _ALL: Final = {one.name: one for one in (AWS, GOOGLE)}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from provisioner.errors import CloudError, TerraformError
+from provisioner.terraform.events import Event
 from provisioner.terraform.plan import Allow, Change, Plan
 from provisioner.terraform.render import GcpStackSpec, StackSpec, write_stack
 from provisioner.terraform.runner import Runner
@@ -163,8 +165,9 @@ class RegionStack(CloudStack[StackSpec, Substrate]):
         )
 
 
-# Google's words for a name that is taken, after the address of what could not be made.
-_EXISTS: Final = re.compile(r"(module\.region\.google_\w+\.\w+(?:\[0\])?): .*?'(projects/[^']+)' already exists")
+# Google's words for a name that is taken.
+_EXISTS: Final = re.compile(r"'(projects/[^']+)' already exists")
+_OURS: Final = re.compile(r"module\.region\.google_\w+\.\w+(?:\[0\])?")
 
 
 class GcpRegionStack(CloudStack[GcpStackSpec, GcpSubstrate]):
@@ -176,16 +179,20 @@ class GcpRegionStack(CloudStack[GcpStackSpec, GcpSubstrate]):
         Names are fixed at Google and hold the job's id, so what has them is the job's.
         """
         taken: dict[str, str] = {}
+        tell = self.runner.on_event
         while True:
+            exist: dict[str, str] = {}
+            self.runner.on_event = partial(_listen, exist, tell)
             try:
                 super()._make()
                 break
-            except TerraformError as error:
-                found = _EXISTS.search(str(error))
-                if found is None or found[1] in taken:
+            except TerraformError:
+                if not exist.keys() - taken.keys():
                     raise
-                taken[found[1]] = found[2]
+                taken |= exist
                 self._write(autodl_available=True, adopted=None, taken=taken)
+            finally:
+                self.runner.on_event = tell
         self._write(autodl_available=True, adopted=None)
 
     def _made(self, outputs: Mapping[str, Any]) -> GcpSubstrate:
@@ -196,3 +203,13 @@ class GcpRegionStack(CloudStack[GcpStackSpec, GcpSubstrate]):
             network_tag=outputs["network_tag"],
             image=outputs["image"],
         )
+
+
+def _listen(exist: dict[str, str], tell: Callable[[Event], None] | None, event: Event) -> None:
+    """Note what could not be made since it exists, address to id, and hand the event on."""
+    address = str(event.get("address", ""))
+    found = _EXISTS.search(str(event.get("message", "")))
+    if found is not None and _OURS.fullmatch(address):
+        exist[address] = found[1]
+    if tell is not None:
+        tell(event)

@@ -165,8 +165,6 @@ def test_r22_r23_r25_a_life(world):
     assert {(told["add"], told["remove"], told["import"]) for told in summaries} == {(0, 0, 1)}
     assert stack.node_id() == machine
     assert stack.runner.plan().empty
-    with pytest.raises(TerraformError, match=r"refused to prepare .* delete module.node.google_compute_instance.gpu"):
-        stack.prepare()
 
     zone, name = machine.split("/")[3], machine.split("/")[5]
     world.compute("DELETE", f"zones/{zone}/instances/{name}")
@@ -180,8 +178,6 @@ def test_r22_r23_r25_a_life(world):
     stack.release()
     assert stack.node_id() == ""
     assert world.machines() == []
-    stack.destroy()
-    assert world.left() == {}
 
 
 @pytest.mark.slow

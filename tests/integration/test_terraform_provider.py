@@ -117,10 +117,10 @@ def test_any_child_of_a_system_place_may_be_a_mirror(tmp_path):
         (tmp_path / name).mkdir()
     packed = tmp_path / "z-packed" / "host" / "hashicorp" / "aws"
     packed.mkdir(parents=True)
-    (packed / f"terraform-provider-aws_5.1.0_{mirrors.platform()}.zip").touch()
-    too_old = tmp_path / "old" / "host" / "hashicorp" / "aws" / "4.67.0" / mirrors.platform()
+    (packed / f"terraform-provider-aws_5.31.0_{mirrors.platform()}.zip").touch()
+    too_old = tmp_path / "old" / "host" / "hashicorp" / "aws" / "5.30.0" / mirrors.platform()
     too_old.mkdir(parents=True)
-    (too_old / "terraform-provider-aws_v4.67.0").touch()
+    (too_old / "terraform-provider-aws_v5.30.0").touch()
     children = list(mirrors.in_system_places([str(tmp_path), str(tmp_path / "none")]))
     assert [child.name for child in children] == ["a-other", "b-something", "old", "z-packed"]
     assert [root.name for root in children if mirrors.holds_provider(root, mirrors.platform())] == ["z-packed"]

@@ -151,7 +151,7 @@ def _disk(disk: State, zone: str) -> State:
 
 def _boot_disk(found: Any) -> list[State]:
     """Return an imported machine's disk: what the machine itself says of it."""
-    disk = next((each for each in found.get("disks") or () if each.get("boot")), {})
+    disk: Any = next((each for each in found.get("disks") or () if each.get("boot")), {})
     return [{"auto_delete": disk.get("autoDelete", True), "initialize_params": []}]
 
 
