@@ -217,6 +217,9 @@ class Instances:
         """Preempt: the metadata say so and the power button is pressed; the plug is pulled after ``notice_s``."""
         with self._world.lock:
             instance = self._known(machine)
+            if instance["status"] != "RUNNING":
+                self.take(machine)
+                return
             metadata = self._metadata.get(machine)
             if metadata is not None:
                 metadata.preempt()

@@ -165,6 +165,19 @@ def test_r22_a_twin_that_is_off_keeps_its_name_and_its_disk(cloud: Cloud) -> Non
     assert "compute.instances.guestTerminate" in kinds
 
 
+def test_a_stopped_machine_starts_again_and_runs_its_script_again(cloud: Cloud) -> None:
+    cloud.run("trainer", script="#!/bin/bash\necho booted\nsleep 600\n")
+    (machine,) = cloud.ids()
+    where = {"project": PROJECT, "zone": ZONE, "instance": "trainer"}
+    assert eventually(lambda: "booted" in cloud.machines.console(machine))
+    cloud.end(cloud.instances.stop_unary(where))
+    assert (cloud.get("trainer").status, cloud.machines.live()) == ("TERMINATED", [])
+    cloud.end(cloud.instances.start_unary(where))
+    assert cloud.get("trainer").status == "RUNNING"
+    assert eventually(lambda: cloud.machines.console(machine).count("booted") == 2)
+    assert "booted" in cloud.instances.get_serial_port_output(where).contents
+
+
 def test_one_request_id_is_one_machine_even_when_the_answer_is_lost(cloud: Cloud) -> None:
     request_id = str(uuid.uuid4())
     cloud.emulator.faults.set([{"method": "instances.insert", "lost": True, "times": 1}])
