@@ -18,7 +18,7 @@ from provisioner.cli.output import print_json
     type=click.Choice(["auto", "official", "stand-in"]),
     default="auto",
     show_default=True,
-    help="Terraform's AWS provider: the official one where it can be had, or the quick stand-in.",
+    help="Terraform's providers: the official ones where they can be had, or the quick stand-in.",
 )
 def drill(scenario: Path | None, *, as_json: bool, directory: Path | None, provider: str) -> int:
     """Play SCENARIO (a file of examples/drills) in a cloud in a box: no account, no cost.
