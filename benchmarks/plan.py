@@ -159,7 +159,7 @@ def _why(job: Job, ours: Answer | None, name: str, other: Answer | None) -> str:
     if abs(ours["price"] - other["price"]) < 1e-4:
         return ""
     if len(job.gpus) > 1 and ours["price"] > other["price"]:
-        return f"ours is the dearer hour and the cheaper job: {ours['speed']:.2f} times as fast as a T4"
+        return f"ours is the dearer hour and the cheaper job: it is reckoned {ours['speed']:.1f} times as fast as a T4"
     return f"{name}: NOT EXPLAINED"
 
 

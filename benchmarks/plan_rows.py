@@ -127,6 +127,11 @@ def write_sky(found: list[Row], directory: Path) -> None:
         return (row.instance_type, name, count, *size, row.region, row.zone, arch, "", "", "", "")
 
     _csv(folder / "vms.csv", header, map(line, found))
+    common = folder.parent / "common"
+    common.mkdir(exist_ok=True)
+    names = sorted({SKY_NAMES.get(row.gpu, row.gpu) for row in found if row.gpu})
+    _csv(common / "accelerators.csv", ("AcceleratorName", "Clouds"), ((name, "['AWS']") for name in names))
+    _csv(common / "metadata.csv", ("GPU", "MemoryGB", "Manufacturer"), ())
     _csv(folder / "images.csv", ("Tag", "Region", "OS", "OSVersion", "ImageId", "CreationDate", "BaseImageId"), ())
     quotas = ("InstanceType", "SpotInstanceCode", "OnDemandInstanceCode")
     _csv(folder / "instance_quota_mapping.csv", quotas, ())

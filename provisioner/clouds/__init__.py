@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,13 +25,14 @@ _OWN: Final = {
 
 def names() -> tuple[str, ...]:
     """List the clouds that this installation has."""
-    return tuple(sorted({*_OWN, *(point.name for point in entry_points(group=GROUP))}))
+    return tuple(sorted({*_OWN, *_installed()}))
 
 
 def is_ours(name: str) -> bool:
     """Say whether a cloud is the one of this package, not a plug-in's under the same name."""
     own = _OWN.get(name)
-    return own is not None and all(point.value == own for point in entry_points(group=GROUP, name=name))
+    point = _installed().get(name)
+    return own is not None and (point is None or point.value == own)
 
 
 def open_cloud(
@@ -52,8 +54,14 @@ def open_cloud(
     return cloud
 
 
+@cache
+def _installed() -> dict[str, EntryPoint]:
+    """Return the entry points by name. They are looked for in every installed distribution, so once is enough."""
+    return {point.name: point for point in reversed(tuple(entry_points(group=GROUP)))}
+
+
 def _room(name: str) -> Any:
-    found = next(iter(entry_points(group=GROUP, name=name)), None)
+    found = _installed().get(name)
     if found is not None:
         return found.load()
     if name not in _OWN:
