@@ -122,6 +122,10 @@ bench: setup ## Run the benchmarks
 bench-checkpoint: setup servers ## Checkpoints beside s5cmd, rclone, boto3 and obstore, near and far (ARGS=--quick)
 	@exec $(BIN)/python benchmarks/transfer.py $(ARGS)
 
+.PHONY: bench-plan
+bench-plan: setup ## Our planner beside SkyPilot's optimizer and gpuhunt on 65,000 rows (800 MB once; ARGS="--without skypilot")
+	@exec $(BIN)/python benchmarks/plan.py $(ARGS)
+
 .PHONY: image
 image: ## Build the CUDA image for AWS and GCP (IMAGE=name:tag)
 	@command -v docker >/dev/null || { \
@@ -134,6 +138,6 @@ lock: ## Write the hashed requirement files anew (ARGS=--upgrade takes the newes
 
 .PHONY: clean
 clean: ## Remove what the targets made; the state of your jobs is elsewhere and stays
-	@rm -rf .venv .venv-checkov .venv-servers .schemas .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* \
+	@rm -rf .venv .venv-checkov .venv-servers .venv-plan .schemas .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* \
 	  build dist *.egg-info
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
