@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from provisioner.checkpoint.store import open_store
+from provisioner.cli.check import _tell_of_google
 from provisioner.clouds.gcp.cloud import GcpCloud, job_prefix
 from provisioner.config import Config, parse
 from provisioner.controller.access import node_credentials
 from provisioner.controller.directory import JobDirectory
 from provisioner.controller.launch import LINK_FRESH_S, Launcher
 from provisioner.controller.records import Published
+from provisioner.errors import Unauthorized
 from provisioner.model import Gpu, JobRef, Market, Offer
 
 JOB = JobRef("digits", "1a2b3c4d")
@@ -62,6 +64,22 @@ def test_an_account_of_the_operators_is_given_no_rights(tmp_path: Path) -> None:
         cloud = GcpCloud.open(job=JOB, config=loaded, directory=tmp_path, environ={})
         assert cloud.spec("us-central1").bucket == bucket
     assert cloud.account == "my-project"
+
+
+def test_check_tells_of_the_projects_beside_autodl(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    def look(project: str, _: object) -> str:
+        if project == "closed-project":
+            raise Unauthorized("refused", hint="log in")
+        return f"project {project} answers"
+
+    monkeypatch.setattr("provisioner.clouds.gcp.probe.look", look)
+    file = tmp_path / "failover.yaml"
+    blocks = [f"  - gcp: {{project: {name}, regions: [us-central1]}}\n" for name in ("my-project", "closed-project")]
+    file.write_text(
+        'job: {name: digits, command: "true"}\ncheckpoint: {store: "gs://bucket/jobs"}\nfallback:\n' + "".join(blocks)
+    )
+    _tell_of_google(file)
+    assert capsys.readouterr() == ("", "gcp: project my-project answers\ngcp: refused; log in\n")
 
 
 def test_the_user_data_of_a_token_stay_the_same(tmp_path: Path, monkeypatch: Any) -> None:

@@ -276,6 +276,8 @@ def failure_of(problems: Sequence[Problem], *, project: str = "") -> Failure:
         advice = "not a code that we know; please report it"
         return Failure(FailureKind.UNKNOWN, Scope.OFFER, problem.code, text, advice, UNKNOWN_TTL_S, tuple(elsewhere))
     advice = _advice(problem, meaning, project)
+    if meaning is _CAPACITY and elsewhere:
+        advice = f"Google names room in {', '.join(elsewhere)}"
     return Failure(meaning.kind, meaning.scope, problem.code, text, advice, meaning.ttl_s, tuple(elsewhere))
 
 
