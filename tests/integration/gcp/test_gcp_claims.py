@@ -266,6 +266,21 @@ def test_credentials_that_google_refuses_end_it(make_room: Callable[..., Any]) -
     assert (failure.kind, failure.scope) == (FailureKind.UNAUTHORIZED, Scope.ACCOUNT)
 
 
+@pytest.mark.parametrize("content", [None, "{}", '{"type": "authorized_user", "client_id": "x"}'])
+def test_a_key_file_that_is_none_is_named(make_room: Callable[..., Any], tmp_path: Path, content: str | None) -> None:
+    make_room().cloud.prepare("us-central1")
+    file = tmp_path / "key.json"
+    if content is not None:
+        file.write_text(content)
+    environ = {"GOOGLE_OAUTH_ACCESS_TOKEN": "", "GOOGLE_APPLICATION_CREDENTIALS": str(file)}
+    room = make_room(environ=environ)
+    offer = room.offer()
+    failure = refused(room.cloud.claim(offer, room.launch(offer)))
+    assert (failure.kind, failure.scope) == (FailureKind.UNAUTHORIZED, Scope.ACCOUNT)
+    assert str(file) in failure.message
+    assert room.box.inserts() == []
+
+
 def test_a_service_account_that_went_away_is_made_anew(room: Any) -> None:
     """Somebody tidied up behind our back: neither the note nor the state of Terraform is right."""
     stack = room.stacks["us-central1"]
