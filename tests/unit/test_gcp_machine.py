@@ -82,6 +82,9 @@ def test_markets_differ_in_one_word_and_both_end_by_themselves() -> None:
     assert spot == standard
     assert spot["instanceTerminationAction"] == "DELETE"
     assert spot["maxRunDuration"] == {"seconds": "3600"}
+    for ttl_s, seconds in ((1.0, "30"), (1e9, "10368000")):  # as far as Google's limits go
+        asked = body(PLACE, offer(), replace(launch(offer()), ttl_s=ttl_s))
+        assert asked["scheduling"]["maxRunDuration"] == {"seconds": seconds}
 
 
 def test_nothing_is_asked_for_that_is_not_there() -> None:

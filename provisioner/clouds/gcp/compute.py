@@ -175,7 +175,7 @@ class Compute:
 
     def _aggregated(self, client: str, key: str, label: tuple[str, str]) -> list[tuple[str, Any]]:
         """List what carries a label in all zones. A zone that does not answer fails the whole: half a list lies."""
-        asked = {"filter": f"labels.{label[0]}={label[1]}"}
+        asked = {"filter": f'labels.{label[0]}="{label[1]}"'}  # unquoted, an id of digits alone would be a number
 
         def read() -> list[tuple[str, Any]]:
             pages = self.account.compute(client, "aggregated_list", asked)

@@ -16,6 +16,8 @@ from provisioner.model import TAG_EPOCH, TAG_JOB, TAG_OWNER, TAG_TOKEN, TAG_UID,
 
 _HYPERDISK_ONLY: Final = ("a3-ultragpu-", "a4-", "a4x-", "g4-")
 _NAME_LETTERS: Final = 63
+_RUN_LEAST_S, _RUN_MOST_S = 30.0, 120 * 24 * 3600.0
+"""What Google takes as the longest run of a machine."""
 _TOKEN_LETTERS: Final = 8
 LABEL_OWNER, LABEL_JOB, LABEL_UID, LABEL_EPOCH, LABEL_TOKEN = (
     tag.replace(":", "-") for tag in (TAG_OWNER, TAG_JOB, TAG_UID, TAG_EPOCH, TAG_TOKEN)
@@ -143,7 +145,7 @@ def _scheduling(market: Market, ttl_s: float) -> dict[str, Any]:
         "instanceTerminationAction": "DELETE",
         "onHostMaintenance": "TERMINATE",  # a machine with cards cannot be moved while it runs
         "automaticRestart": False,
-        "maxRunDuration": {"seconds": str(int(ttl_s))},
+        "maxRunDuration": {"seconds": str(int(min(max(ttl_s, _RUN_LEAST_S), _RUN_MOST_S)))},
     }
 
 
