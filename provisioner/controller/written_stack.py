@@ -55,12 +55,12 @@ def write_terraform(config: Config, path: Path, environ: Mapping[str, str], targ
     launcher.write_spec()
     launch = launcher.launch(offer, launcher.newest_epoch() + 1, 0, launcher.publish())
     cloud = open_cloud(offer.cloud, job=record.ref, config=config, directory=directory.path, environ=environ)
-    write_stack(target, _spec(cloud, offer, launch))
+    write_stack(target, spec(cloud, offer, launch))
     price = str(ranked.at_most) if ranked.at_most else "an unknown price"
     return WrittenStack(target, offer.key, price, time.time() + LINK_S)
 
 
-def _spec(cloud: Cloud, offer: Offer, launch: Launch) -> StackSpec | GcpStackSpec:
+def spec(cloud: Cloud, offer: Offer, launch: Launch) -> StackSpec | GcpStackSpec:
     """Describe the region's stack with the machine in it."""
     if isinstance(cloud, AwsCloud):
         node = NodeSpec(
