@@ -50,23 +50,29 @@ def aws_machine(instance_type, market=Market.ON_DEMAND, price=None):
 KINDS = {
     "aws": {
         "claimed": AWS,
-        "own_network": replace(AWS, vpc="own", ssh_cidr="203.0.113.7/32", key_name="k", ami_id="ami-1"),
-        "store_elsewhere": replace(AWS, bucket=None, prefix=""),
         "adopted": ADOPTED["aws"],
-        "t4_spot": aws_machine("g4dn.xlarge", Market.SPOT, "0.5"),
-        "v100": aws_machine("p3.2xlarge"),
+        "own_network_t4_spot": replace(
+            aws_machine("g4dn.xlarge", Market.SPOT, "0.5"), vpc="own", ssh_cidr="203.0.113.7/32", key_name="k"
+        ),
+        "store_elsewhere_v100": replace(aws_machine("p3.2xlarge"), bucket=None, prefix="", ami_id="ami-1"),
         "a10g_spot": aws_machine("g5.xlarge", Market.SPOT),
     },
     "google": {
         "claimed": GCP,
-        "own_network": replace(GCP, network="own", ssh_cidr="203.0.113.7/32", zones=("us-central1-a",)),
-        "store_elsewhere": replace(GCP, bucket=None, prefix=""),
-        "own_account": replace(GCP, service_account="trainer@my-project.iam.gserviceaccount.com"),
         "adopted": ADOPTED["google"],
-        "n1_t4_spot": gcp_machine("n1-standard-8", Market.SPOT, accelerator="nvidia-tesla-t4"),
+        "own_network_n1_t4_spot": replace(
+            gcp_machine("n1-standard-8", Market.SPOT, accelerator="nvidia-tesla-t4"),
+            network="own",
+            ssh_cidr="203.0.113.7/32",
+            zones=("us-central1-a",),
+        ),
         "n1_v100": gcp_machine("n1-standard-8", accelerator="nvidia-tesla-v100", accelerators=2),
-        "g2": gcp_machine("g2-standard-4", user_data="#!/bin/bash\necho '${x}'\n"),
-        "a2_spot": gcp_machine("a2-highgpu-1g", Market.SPOT),
+        "store_elsewhere_g2": replace(
+            gcp_machine("g2-standard-4", user_data="#!/bin/bash\necho '${x}'\n"), bucket=None, prefix=""
+        ),
+        "own_account_a2_spot": replace(
+            gcp_machine("a2-highgpu-1g", Market.SPOT), service_account="trainer@my-project.iam.gserviceaccount.com"
+        ),
         "a3": gcp_machine("a3-highgpu-8g", labels={"team": "vision"}),
     },
 }
