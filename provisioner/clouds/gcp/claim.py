@@ -61,6 +61,8 @@ class Claim:
             tries += 1
             try:
                 operation = self._compute.insert(zone, body, request_id(token, repeat))
+                doubt = True  # from here on there may be a machine
+                ended = self._follow(operation, name)
             except Refused as error:
                 failure = error.failure
                 taken = spent(failure)  # if there is no such machine: Google frees a name some time after a failure
@@ -68,10 +70,9 @@ class Claim:
                 doubt = doubt or failure.kind is FailureKind.NETWORK or taken
                 repeat += taken
             else:
-                ended = self._follow(operation, name)
                 if not isinstance(ended, Failure):
                     return ended
-                failure, again, taken = ended, passing(ended), False
+                failure, again, taken, doubt = ended, passing(ended), False, False
                 repeat += 1
             if doubt and (made := self._found(zone, name, token, settle=taken or not again)) is not None:
                 return made
@@ -99,7 +100,12 @@ class Claim:
                     raise
         if operation.problems:
             return self._refusal(zone, name, operation)
-        return self._settled(zone, name)
+        try:
+            return self._settled(zone, name)
+        except Refused as error:
+            if passing(error.failure):
+                return None  # Google has said yes: the machine is ours, and whoever watches it asks again
+            raise
 
     def _refusal(self, zone: str, name: str, operation: Operation) -> Failure:
         failure = failure_of(operation.problems, project=self._compute.account.project)
@@ -108,16 +114,11 @@ class Claim:
             self._remove(zone, name)
         return failure
 
-    def _settled(self, zone: str, name: str) -> Machine | Failure | None:
+    def _settled(self, zone: str, name: str) -> Machine | Failure:
         """Look at a machine that was made. One that is there no more, or stands still, is a refusal that came late."""
         until = self._clock.tick() + OPERATION_S
         while True:
-            try:
-                machine = self._compute.machine(zone, name)
-            except Refused as error:
-                if passing(error.failure):
-                    return None  # Google has said yes: the machine is ours, and whoever watches it asks again
-                raise
+            machine = self._compute.machine(zone, name)
             if machine is None or machine.status not in COMING | HERE:
                 if machine is not None:
                     self._remove(zone, name)
