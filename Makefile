@@ -126,6 +126,10 @@ bench-checkpoint: setup servers ## Checkpoints beside s5cmd, rclone, boto3 and o
 bench-plan: setup ## Our planner beside SkyPilot's optimizer and gpuhunt on 65,000 rows (800 MB once; ARGS="--without skypilot")
 	@exec $(BIN)/python benchmarks/plan.py $(ARGS)
 
+.PHONY: bench-refusals
+bench-refusals: setup ## Calls and time until a refusal is left behind, beside SkyPilot and dstack (ARGS=--quick)
+	@exec $(BIN)/python benchmarks/refusals.py $(ARGS)
+
 .PHONY: image
 image: ## Build the CUDA image for AWS and GCP (IMAGE=name:tag)
 	@command -v docker >/dev/null || { \

@@ -43,7 +43,7 @@ def machine(scratch: Path) -> str:
     argv = ["df", "--output=fstype", str(scratch)]
     disk = "".join(subprocess.run(argv, capture_output=True, text=True, check=False).stdout.splitlines()[1:])
     return (
-        f"Machine: {os.cpu_count()} cores ({_cpu()}), {memory:.0f} GiB of memory, {platform.system()} "
+        f"Machine: {os.cpu_count()} cores ({cpu()}), {memory:.0f} GiB of memory, {platform.system()} "
         f"{platform.release()}; data and servers on {disk or 'a disk'}. Clients and servers share the cores. "
         f"Python {platform.python_version()}, boto3 {importlib.metadata.version('boto3')}, obstore "
         f"{importlib.metadata.version('obstore')}, rclone {_version('rclone')}, s5cmd {_version('s5cmd')}, SeaweedFS "
@@ -51,7 +51,8 @@ def machine(scratch: Path) -> str:
     )
 
 
-def _cpu() -> str:
+def cpu() -> str:
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -83,7 +84,7 @@ def _speed(rows: Sequence[Measured]) -> str:
     words = (
         "Seconds, medians. The ratio is the time of the fastest of the others to ours: 1.00 is as fast, more is faster."
     )
-    return f"{words}\n\n{_table(table)}"
+    return f"{words}\n\n{markdown_table(table)}"
 
 
 def _seconds(row: Measured, name: str, verb: str) -> float:
@@ -108,7 +109,7 @@ def _again(rows: Sequence[Measured]) -> str:
             what = how if how == "unchanged" else f"{costs[0]['changed'] / row.bytes:.0%} {how}"
             shares = f"{sent / row.bytes:.1%}", f"{seconds:.2f} s", f"{seconds / first:.0%}"
             table.append([row.server, row.line, row.title, f"{first:.2f} s", what, f"{sent / MIB:.1f} MiB", *shares])
-    return "Saved again by ours:\n\n" + _table(table) if len(table) > 1 else ""
+    return "Saved again by ours:\n\n" + markdown_table(table) if len(table) > 1 else ""
 
 
 def _memory(rows: Sequence[Measured]) -> str:
@@ -123,7 +124,7 @@ def _memory(rows: Sequence[Measured]) -> str:
                 cpu = statistics.median(cost["cpu_s"] for cost in costs) if costs else 0
                 cells.append(f"{peak / MIB:.0f} MiB, {cpu:.1f} s" if costs else "—")
             table.append([title, verb, *cells])
-    return "Peak memory, and CPU seconds (median), of each tool's process:\n\n" + _table(table)
+    return "Peak memory, and CPU seconds (median), of each tool's process:\n\n" + markdown_table(table)
 
 
 def _settings() -> str:
@@ -136,7 +137,8 @@ def _settings() -> str:
     )
 
 
-def _table(rows: Sequence[Sequence[Any]]) -> str:
+def markdown_table(rows: Sequence[Sequence[Any]]) -> str:
+    """Return a table, its first row the head, with columns of one width."""
     widths = [max(len(str(row[column])) for row in rows) for column in range(len(rows[0]))]
 
     def line(cells: Sequence[Any]) -> str:
