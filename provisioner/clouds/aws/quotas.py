@@ -196,7 +196,7 @@ class AccountQuotas:
 
 def vcpus(instance_type: str) -> int:
     """Return the vCPUs of a machine type, 0 where the catalog does not know it: what is not known blocks nothing."""
-    known = catalog.machines().get(instance_type)
+    known = catalog.machine("aws", instance_type)
     return known.vcpus if known is not None else 0
 
 
