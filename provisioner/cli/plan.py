@@ -62,9 +62,9 @@ def plan(
 
 def _show(config: Config, *, why: str | None, as_json: bool, whole: bool, round_trips: bool) -> None:
     from provisioner.cli import plan_text
+    from provisioner.controller.copy_prices import copy_prices
     from provisioner.controller.stores import place, stores
     from provisioner.controller.survey import survey
-    from provisioner.controller.traffic import copy_prices
     from provisioner.planner import terms
 
     measured = None

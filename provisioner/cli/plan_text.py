@@ -12,7 +12,7 @@ import click
 from provisioner.errors import ConfigError
 
 if TYPE_CHECKING:
-    from provisioner.controller.traffic import CopyPrice
+    from provisioner.controller.copy_prices import CopyPrice
     from provisioner.planner import PassedOver, Plan, Ranked, Terms
 
 WIDTH = 80
