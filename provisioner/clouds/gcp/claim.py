@@ -37,9 +37,18 @@ class Claim:
     """One claim in one zone."""
 
     def __init__(
-        self, compute: Compute, clock: Clock | None = None, jitter: Callable[[], float] = random.random
+        self,
+        compute: Compute,
+        clock: Clock | None = None,
+        jitter: Callable[[], float] = random.random,
+        *,
+        new: bool = False,
     ) -> None:
-        """Take the project's calls. ``jitter`` gives numbers from 0 to 1."""
+        """Take the project's calls. ``jitter`` gives numbers from 0 to 1.
+
+        ``new``: the region was prepared a moment ago, and a service account that is not there yet is waited for.
+        """
+        self._new = new
         self._compute = compute
         self._clock = clock or Clock()
         self._jitter = jitter
@@ -66,7 +75,7 @@ class Claim:
             except Refused as error:
                 failure = error.failure
                 taken = spent(failure)  # if there is no such machine: Google frees a name some time after a failure
-                again = passing(failure) or account_not_yet_known(failure) or taken
+                again = passing(failure) or taken or (self._new and account_not_yet_known(failure))
                 doubt = doubt or failure.kind is FailureKind.NETWORK or taken
                 repeat += taken
             else:

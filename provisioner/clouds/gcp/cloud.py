@@ -134,15 +134,25 @@ class GcpCloud:
         self._prepared(region)
 
     def claim(self, offer: Offer, launch: Launch) -> Node | Failure:
-        """Get the machine, or say why not. Never two machines for one token."""
-        made, config = self._prepared(offer.region), self._of(offer.region)
-        place = Place(made.network, made.subnetwork, made.service_account, made.network_tag, made.image, config.disk_gb)
-        answer = Claim(self._compute(offer.region), self._clock).make(body(place, offer, launch), offer, launch)
+        """Get the machine, or say why not. Never two machines for one token.
+
+        A region whose substrate somebody has removed is prepared anew, and asked once more.
+        """
+        answer = self._claim(offer, launch)
+        if isinstance(answer, Failure) and stale(answer):
+            self._substrate(offer.region).forget()
+            answer = self._claim(offer, launch)
         if isinstance(answer, Failure):
             self._learn(offer, answer)
         else:
-            self._quotas[config.project].forget()
+            self._quotas[self._project_of(offer.region)].forget()
         return answer
+
+    def _claim(self, offer: Offer, launch: Launch) -> Node | Failure:
+        made, config = self._prepared(offer.region), self._of(offer.region)
+        place = Place(made.network, made.subnetwork, made.service_account, made.network_tag, made.image, config.disk_gb)
+        claim = Claim(self._compute(offer.region), self._clock, new=self._substrate(offer.region).new)
+        return claim.make(body(place, offer, launch), offer, launch)
 
     def adopt(self, node: Node) -> None:
         """Let Terraform take the machine over. Never replaces it: the plan is checked before it is applied."""
@@ -248,7 +258,7 @@ class GcpCloud:
             if region not in self._substrates:
                 directory = self._directory / "terraform" / f"gcp-{region}"
                 make = lambda: self._stack(self.spec(region), directory)  # noqa: E731 - one line, two values
-                self._substrates[region] = Substrate(directory, self.spec(region).variables(), make)
+                self._substrates[region] = Substrate(directory, self.spec(region).variables(), make, self._clock.now)
             return self._substrates[region]
 
     def _of(self, region: str) -> GcpConfig:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any, Protocol
 from provisioner import assets
 
 NOTE = "prepared.json"
+NEW_S = 180.0
+"""How long a new service account may take to be known everywhere, in seconds."""
 
 
 class Made(Protocol):
@@ -83,12 +86,19 @@ class Prepared:
 class Substrate:
     """One region of one job. Its lock keeps two Terraform runs out of one stack."""
 
-    def __init__(self, directory: Path, settings: Mapping[str, Any], make: Callable[[], Stack]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, Any],
+        make: Callable[[], Stack],
+        now: Callable[[], float] = time.time,
+    ) -> None:
         """Take the stack's directory and what the stack is made from.
 
         ``settings`` decides whether a prepared region is still right; ``make`` opens the stack, when it is needed.
         """
         self.directory = directory
+        self._now = now
         self.lock = threading.RLock()
         self._digest = _digest(settings)
         self._make = make
@@ -129,6 +139,14 @@ class Substrate:
             return None
         return None
 
+    @property
+    def new(self) -> bool:
+        """Whether the region was prepared a moment ago: Google may not have heard everywhere of what was made."""
+        try:
+            return self._now() - float(json.loads((self.directory / NOTE).read_text("utf-8"))["at"]) < NEW_S
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
     def forget(self) -> None:
         """Forget the note: the region is not as it was noted."""
         (self.directory / NOTE).unlink(missing_ok=True)
@@ -137,7 +155,7 @@ class Substrate:
         self.directory.mkdir(parents=True, exist_ok=True)
         draft = self.directory / f".{NOTE}.{os.getpid()}"
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump({"digest": self._digest, "prepared": asdict(prepared)}, file)
+            json.dump({"digest": self._digest, "at": self._now(), "prepared": asdict(prepared)}, file)
         draft.replace(self.directory / NOTE)
 
 

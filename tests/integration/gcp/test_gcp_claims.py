@@ -281,15 +281,27 @@ def test_a_key_file_that_is_none_is_named(make_room: Callable[..., Any], tmp_pat
     assert room.box.inserts() == []
 
 
-def test_a_service_account_that_went_away_is_made_anew(room: Any) -> None:
+def test_a_service_account_that_went_away_is_made_anew(room: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody tidied up behind our back: neither the note nor the state of Terraform is right."""
+    monkeypatch.setattr("provisioner.clouds.gcp.substrate.NEW_S", -1.0)
     stack = room.stacks["us-central1"]
     stack.destroy()
     offer = room.offer()
-    failure = refused(room.cloud.claim(offer, room.launch(offer)))
-    assert (failure.kind, failure.scope) == (FailureKind.INVALID, Scope.REGION)
-    claimed(room.cloud.claim(offer, room.launch(offer, attempt=1)))
+    node = claimed(room.cloud.claim(offer, room.launch(offer)))
+    assert room.box.living() == [node.id]
     assert stack.runs == ["prepare", "destroy", "prepare"]
+    assert next(outcome for _, outcome in room.box.inserts()) == "notFound"
+    assert len(room.box.inserts()) == 2
+
+
+def test_a_service_account_that_google_has_not_heard_of_yet_is_waited_for(room: Any) -> None:
+    text = "The resource 'projects/p/serviceAccounts/x@y' of type 'serviceAccount' was not found."
+    rule = {"method": "instances.insert", "code": "notFound", "message": text, "times": 2}
+    room.box.emulator.faults.set([rule])
+    offer = room.offer()
+    claimed(room.cloud.claim(offer, room.launch(offer)))
+    assert [outcome for _, outcome in room.box.inserts()][:2] == ["notFound"] * 2
+    assert room.stacks["us-central1"].runs == ["prepare"]
 
 
 def test_a_prepared_region_is_not_prepared_again_by_the_next_controller(room: Any, make_room: Any) -> None:
