@@ -106,7 +106,11 @@ def _find(plan: Plan, wanted: str) -> list[tuple[int, Ranked] | PassedOver]:
         return found
     from provisioner.config.names import did_you_mean
 
-    keys = [_short(one.offer.key) for one in plan.ranked] + [_short(one.subject) for one in plan.passed_over]
+    parts = wanted.count("/") + 1
+    keys = [
+        _short(key) for key in (*(one.offer.key for one in plan.ranked), *(one.subject for one in plan.passed_over))
+    ]
+    keys = ["/".join(key.split("/")[:parts]) for key in keys]
     message = f"the plan has no offer {wanted}"
     raise ConfigError(message, hint=did_you_mean(wanted, keys) or "write CLOUD/ZONE/TYPE, as in `failover plan --json`")
 
@@ -202,16 +206,26 @@ def _columns(tries: str, machine: str, market: str, hour: str, cost: str, time: 
 
 def _passed_rows(passed_over: Sequence[PassedOver]) -> Iterator[str]:
     """Yield a line for each reason, with all that it holds for; zones of one type are counted."""
-    rows: dict[str, dict[str, int]] = {}
+    rows: dict[tuple[str, str], dict[str, int]] = {}
     for one in passed_over:
-        subject, offer = one.subject, one.offer
-        if offer is not None:
-            subject = "/".join(part for part in (offer.cloud, offer.region, offer.instance_type, offer.market) if part)
-        counts = rows.setdefault(one.reason, {})
-        counts[subject] = counts.get(subject, 0) + (1 if offer is not None else 0)
-    for reason, counts in rows.items():
-        subjects = [f"{subject} ({zones} zones)" if zones > 1 else subject for subject, zones in counts.items()]
-        yield f"{', '.join(subjects)}: {reason}"
+        where, what, reason = _told(one)
+        counts = rows.setdefault((where, reason), {})
+        counts[what] = counts.get(what, 0) + (1 if one.offer is not None else 0)
+    for (where, reason), counts in rows.items():
+        named = ", ".join(f"{what} ({zones} zones)" if zones > 1 else what for what, zones in counts.items())
+        yield (f"{where}: " if where else "") + named + reason
+
+
+def _told(one: PassedOver) -> tuple[str, str, str]:
+    """Return where something is, what it is, and why it is passed over, so that what shares a reason shares a line."""
+    where, _, what = one.subject.rpartition("/")
+    if one.offer is not None:
+        offer = one.offer
+        what = "/".join(part for part in (offer.cloud, offer.region, offer.instance_type, offer.market) if part)
+        return "", what, f": {one.reason}"
+    if one.reason.startswith(f"{what} "):
+        return where, what, one.reason.removeprefix(what)
+    return "", one.subject, f": {one.reason}"
 
 
 def _copy_rows(copies: Iterable[CopyPrice]) -> Iterator[str]:

@@ -170,3 +170,23 @@ def test_a_region_in_another_country_is_passed_over():
 def test_every_region_that_a_file_may_name_has_a_country():
     assert [region for region in catalog.regions() if not geography.country("aws", region)] == []
     assert [region for region in catalog.AUTODL_REGIONS if not geography.country("autodl", region)] == []
+
+
+def test_a_spot_price_that_was_looked_up_is_reckoned_with_and_still_no_price():
+    spot = offer("us-east-1a", market=Market.SPOT, price=None, kind="g4dn.xlarge")
+    blocks = [Block("b", "aws", max_price=Money(Decimal("0.4"), "USD"), held_markets=frozenset({Market.SPOT}))]
+
+    def one(**prices):
+        (found,) = rank(blocks, [spot], memory=FailureMemory(), now=0, terms=Terms(work=WORK), **prices).ranked
+        return found
+
+    usual = Money(Decimal("0.526"), "USD")
+    seen = one(ceiling=lambda _: usual, spot_price=lambda _: Money(Decimal("0.2"), "USD"))
+    assert (seen.basis, seen.cost, seen.cost_at_most) == ("seen", Money(Decimal("2.2338"), "USD"), None)
+    assert seen.at_most == blocks[0].max_price  # AWS holds it to that
+    guessed = one(ceiling=lambda _: usual, spot_price=lambda _: None)
+    assert (guessed.basis, guessed.expected.price) == ("ceiling", Money(Decimal("0.2104"), "USD"))
+    capped = one(ceiling=lambda _: None, spot_price=lambda _: None)
+    assert (capped.basis, capped.cost) == ("cap", None)
+    assert capped.cost_at_most == Money(Decimal("4.4677"), "USD")  # 11.1692 h at 0.4 USD
+    assert seen.offer.price_per_hour is guessed.offer.price_per_hour is None
