@@ -195,6 +195,17 @@ class GcpRegionStack(CloudStack[GcpStackSpec, GcpSubstrate]):
                 self.runner.on_event = tell
         self._write(autodl_available=True, adopted=None)
 
+    def drift(self) -> tuple[Change, ...]:
+        """Return how the cloud differs. The adopted machine is not looked up on the way: it may be what is gone."""
+        held = self.node_id()
+        if not held:
+            return super().drift()
+        self._write(autodl_available=False, adopted=None)
+        try:
+            return super().drift()
+        finally:
+            self._write(autodl_available=False, adopted=held)
+
     def _made(self, outputs: Mapping[str, Any]) -> GcpSubstrate:
         return GcpSubstrate(
             network=outputs["network"],

@@ -172,6 +172,9 @@ def test_r22_r23_r25_a_life(world):
     while world.machines():
         assert time.monotonic() < until
         time.sleep(0.05)
+    assert [(change.address, change.actions) for change in stack.drift()] == [
+        ("module.node.google_compute_instance.gpu[0]", {"delete"})
+    ]
     by_hand = world.by_hand("apply", "-auto-approve")
     assert by_hand.returncode == 1
     assert f"{machine} not found" in " ".join(by_hand.stderr.split())
