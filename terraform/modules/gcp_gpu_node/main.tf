@@ -1,4 +1,7 @@
 locals {
+  hyperdisk_only = can(regex("^(a3-ultragpu|a4|a4x|g4)-", var.machine_type))
+  disk_type      = coalesce(var.disk_type, local.hyperdisk_only ? "hyperdisk-balanced" : "pd-balanced")
+
   adopting = !var.autodl_available && var.adopted_instance_id != null
   adopted = local.adopting ? regex(
     "^projects/(?P<project>[^/]+)/zones/(?P<zone>[^/]+)/instances/(?P<name>[^/]+)$", var.adopted_instance_id
@@ -43,7 +46,7 @@ resource "google_compute_instance" "gpu" {
     initialize_params {
       image  = var.image
       size   = var.disk_gb
-      type   = var.disk_type
+      type   = local.disk_type
       labels = var.labels
     }
   }

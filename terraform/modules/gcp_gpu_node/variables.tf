@@ -111,9 +111,9 @@ variable "disk_gb" {
 }
 
 variable "disk_type" {
-  description = "Type of the disk. Every GPU machine up to a3 takes the default."
+  description = "Type of the disk; null: `pd-balanced`, or `hyperdisk-balanced` for the machines that take no other."
   type        = string
-  default     = "pd-balanced"
+  default     = null
 }
 
 variable "secure_boot" {

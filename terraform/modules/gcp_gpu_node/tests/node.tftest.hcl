@@ -100,12 +100,13 @@ run "gpus_that_come_with_the_machine" {
     create_by_terraform = true
     name                = "failover-digits-1a2b3c4d"
     zone                = "us-central1-a"
-    machine_type        = "g2-standard-4"
+    machine_type        = "g4-standard-48"
   }
 
   assert {
     condition = (
       length(google_compute_instance.gpu[0].guest_accelerator) == 0 &&
+      google_compute_instance.gpu[0].boot_disk[0].initialize_params[0].type == "hyperdisk-balanced" &&
       google_compute_instance.gpu[0].scheduling[0].provisioning_model == "STANDARD"
     )
     error_message = "No accelerator is asked for."
