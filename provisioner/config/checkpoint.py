@@ -1,6 +1,6 @@
 """The section ``checkpoint``: the stores, and which checkpoints stay in them."""
 
-from __future__ import annotations
+# Annotations are kept as they are, not as text: pydantic would read each text anew at every start.
 
 from typing import Annotated, Any, Literal
 

@@ -1,6 +1,6 @@
 """The sections of failover.yaml. Their descriptions are the text of docs/configuration.md and of editors' hints."""
 
-from __future__ import annotations
+# Annotations are kept as they are, not as text: pydantic would read each text anew at every start.
 
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
