@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from dataclasses import replace
 
-import httpx
 import pytest
 
 from provisioner.errors import ConfigError, TerraformError, Unauthorized
 from provisioner.model import JobRef, Market
-from provisioner.sandbox.gce import GceEmulator
-from provisioner.sandbox.machines import Machines
 from provisioner.terraform.provider import discover
 from provisioner.terraform.render import GcpNodeSpec, GcpStackSpec
 from provisioner.terraform.runner import Runner
@@ -22,7 +18,7 @@ from provisioner.terraform.stack import GcpRegionStack
 pytestmark = pytest.mark.timeout(600)
 PROJECT = "sandbox-project"
 SPEC = GcpStackSpec(
-    JobRef("digits", "1a2b3c4d"), PROJECT, "us-central1", bucket="checkpoints", prefix="jobs/digits", disk_gb=60
+    JobRef("digits", "1a2b3c4d"), PROJECT, "us-central1", bucket="bucket", prefix="jobs/digits", disk_gb=60
 )
 SCRIPT = "#!/bin/bash\nsleep 600\n"
 
@@ -30,23 +26,15 @@ SCRIPT = "#!/bin/bash\nsleep 600\n"
 class World:
     """One stack at the emulator, which is looked into with its own interface."""
 
-    def __init__(self, gce, toolchain, directory):
-        self.gce = gce
-        self.environ = {**os.environ, **gce.env()}
+    def __init__(self, box, toolchain, directory):
+        self.box = box
+        self.gce, self.call, self.compute = box.emulator, box.call, box.compute
+        self.environ = {**os.environ, **box.environ}
         self.toolchain = toolchain
         self.directory = directory
 
     def stack(self, spec=SPEC, name="gcp-us-central1"):
         return GcpRegionStack(spec, Runner(self.toolchain, self.directory / name, environ=self.environ))
-
-    def call(self, method, path, body=None):
-        headers = {"Authorization": f"Bearer {self.gce.token}"}
-        answer = httpx.request(method, f"{self.gce.url}/{path}", json=body, headers=headers, trust_env=False)
-        answer.raise_for_status()
-        return answer.json()
-
-    def compute(self, method, path, body=None):
-        return self.call(method, f"compute/v1/projects/{PROJECT}/{path}", body)
 
     def claim(self, substrate, name):
         zone = "us-central1-b"
@@ -63,14 +51,7 @@ class World:
                            "instanceTerminationAction": "DELETE"},
         }  # fmt: skip
         self.compute("POST", f"zones/{zone}/instances", body)
-        until = time.monotonic() + 20
-        while self.compute("GET", f"zones/{zone}/instances/{name}")["status"] != "RUNNING":
-            assert time.monotonic() < until
-            time.sleep(0.05)
         return f"projects/{PROJECT}/zones/{zone}/instances/{name}"
-
-    def machines(self):
-        return [f"{one['zone']}/{one['name']}" for one in self.gce.state()["instances"]]
 
     def by_hand(self, *arguments, name="gcp-us-central1"):
         argv = [*self.toolchain.terraform, *arguments, "-input=false", "-no-color"]
@@ -84,18 +65,8 @@ class World:
 
 
 @pytest.fixture(scope="session")
-def _gce(tmp_path_factory):
-    machines = Machines(tmp_path_factory.mktemp("machines"), grace_s=1.0)
-    made = GceEmulator(machines, boot_s=0.1, end_s=0.05)
-    made.start()
-    yield made
-    machines.stop_all()
-    made.stop()
-
-
-@pytest.fixture(scope="session")
-def toolchain(tmp_path_factory, _gce):
-    environ = {**os.environ, **_gce.env(), "FAILOVER_TF_PROVIDER": "stand-in"}
+def toolchain(tmp_path_factory, _emulator):
+    environ = {**os.environ, **_emulator.environ, "FAILOVER_TF_PROVIDER": "stand-in"}
     try:
         return discover(tmp_path_factory.mktemp("toolchain"), environ, "google")
     except TerraformError as error:
@@ -103,11 +74,8 @@ def toolchain(tmp_path_factory, _gce):
 
 
 @pytest.fixture
-def world(_gce, toolchain, tmp_path):
-    _gce.reset()
-    _gce.add_bucket("checkpoints")
-    yield World(_gce, toolchain, tmp_path)
-    _gce.reset()
+def world(gcp_box, toolchain, tmp_path):
+    return World(gcp_box, toolchain, tmp_path)
 
 
 def test_a_region_is_prepared_as_designed_and_goes_without_a_trace(world):
@@ -127,17 +95,17 @@ def test_a_region_is_prepared_as_designed_and_goes_without_a_trace(world):
     assert found["priority"] < 1000
     assert "allowed" not in found
     assert made.service_account.startswith("fo-1a2b3c4d-")
-    policy = world.call("GET", "storage/v1/b/checkpoints/iam?optionsRequestedPolicyVersion=3")
+    policy = world.call("GET", "storage/v1/b/bucket/iam?optionsRequestedPolicyVersion=3")
     (binding,) = policy["bindings"]
     assert (binding["role"], binding["members"]) == (
         "roles/storage.objectUser",
         [f"serviceAccount:{made.service_account}"],
     )
     assert binding["condition"]["expression"] == (
-        "resource.name.startsWith('projects/_/buckets/checkpoints/objects/jobs/digits/') || "
+        "resource.name.startsWith('projects/_/buckets/bucket/objects/jobs/digits/') || "
         "api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith('jobs/digits/')"
     )
-    assert world.machines() == []
+    assert world.box.living() == []
     for path in stack.runner.directory.rglob("*"):
         if path.is_file() and not path.is_symlink():
             assert world.gce.token.encode() not in path.read_bytes(), path
@@ -147,7 +115,7 @@ def test_a_region_is_prepared_as_designed_and_goes_without_a_trace(world):
 
 
 @pytest.mark.slow
-def test_r22_r23_r25_a_life(world):
+def test_r22_r23_r25_a_life(world, eventually):
     """What a killed run made is taken over; a machine is adopted as it is, dies, and is never bought again."""
     spec = replace(SPEC, network="own", ssh_cidr="203.0.113.7/32")
     first = world.stack(spec).prepare()
@@ -159,6 +127,7 @@ def test_r22_r23_r25_a_life(world):
     assert stack.runner.plan().empty, "what was taken over is as it is wanted"
 
     machine = world.claim(made, "failover-digits-1a2b3c4d-e1-0f0f0f0f")
+    assert eventually(lambda: [one["state"] for one in world.box.instances()] == ["RUNNING"])
     summaries = []
     stack.runner.on_event = lambda event: summaries.append(event) if event["kind"] == "change_summary" else None
     stack.adopt(machine)
@@ -168,10 +137,7 @@ def test_r22_r23_r25_a_life(world):
 
     zone, name = machine.split("/")[3], machine.split("/")[5]
     world.compute("DELETE", f"zones/{zone}/instances/{name}")
-    until = time.monotonic() + 20
-    while world.machines():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    assert eventually(lambda: world.box.instances() == [])
     assert [(change.address, change.actions) for change in stack.drift()] == [
         ("module.node.google_compute_instance.gpu[0]", {"delete"})
     ]
@@ -180,7 +146,7 @@ def test_r22_r23_r25_a_life(world):
     assert f"{machine} not found" in " ".join(by_hand.stderr.split())
     stack.release()
     assert stack.node_id() == ""
-    assert world.machines() == []
+    assert world.box.living() == []
 
 
 @pytest.mark.slow
@@ -209,7 +175,7 @@ def test_terraform_alone_can_start_and_take_away_the_machine(world):
     }
     gone = world.by_hand("apply", "-auto-approve", "-var=autodl_available=true")
     assert gone.returncode == 0, gone.stderr
-    assert world.machines() == []
+    assert world.box.living() == []
 
 
 def test_a_refusal_is_told_by_its_kind(world):
