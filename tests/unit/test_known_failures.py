@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from provisioner.cli.status import status
 from provisioner.controller.failures import FILE, KnownFailures
+from provisioner.controller.records import Asked, Claimed
 from provisioner.controller.refusals import Refusals, words
 from provisioner.model import Failure, FailureKind, Gpu, Market, Offer, Scope
 from provisioner.planner.memory import FailureMemory, quota_family
@@ -187,6 +189,21 @@ def test_looking_makes_no_file(tmp_path, said):
     assert "nothing is left alone" in said("--failures").stderr
     said("--forget")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_forgotten_is_tried_again_by_a_run_that_goes_on(tmp_path):
+    """A question's memory has the claims from before it, as far as they still count; only later ones are added."""
+    world = sweeps.world({"aws": sweeps.Nowhere()}, sweeps.aws(regions=["us-east-1"]), tmp_path)
+    refused = Claimed(offer(), 50.0, None, refusal(ttl_s=1000.0))
+    known = FailureMemory().remember(refused.failure, offer(), now=50.0)
+
+    def ranked(memory, claim):
+        return [choice.offer for choice in world.rank(Asked((offer(),), 100.0, memory=memory), (claim,), None)]
+
+    assert ranked(known, refused) == []
+    assert ranked(FailureMemory(), refused) == [offer()]
+    assert ranked(FailureMemory(), replace(refused, at=101.0)) == []
+    assert ranked(None, refused) == []
 
 
 # -- scopes ------------------------------------------------------------------------------------------------------------
