@@ -59,9 +59,12 @@ class WorldCourse:
         return None
 
     def made(self, choices: Sequence[Choice]) -> Sequence[Claimed]:
-        """Find machines by the tokens that they carry. What cannot be found now, ``finish`` finds."""
+        """Find machines by the tokens that they carry; and by our notes those that have gone back already.
+
+        What cannot be found now, ``finish`` finds.
+        """
         by_token = {self._token(choice.offer): choice for choice in choices}
-        found = []
+        found = {}
         for name in dict.fromkeys(choice.offer.cloud for choice in choices):
             try:
                 things = self._world.cloud(name).owned()
@@ -69,25 +72,39 @@ class WorldCourse:
                 self._world.events.emit("blind", what=name, problem=str(error))
                 continue
             for thing in things:
-                choice = by_token.get(_whole(thing.token, by_token))
-                if thing.kind == "machine" and choice is not None:
-                    now = self._world.now()
-                    node = Node(thing.id, choice.offer, self._world.job, self._epoch, thing.token, now)
-                    found.append(Claimed(choice.offer, now, node, None, choice.at_most))
-        return found
+                token = _whole(thing.token, by_token)
+                if thing.kind == "machine" and token:
+                    offer, now = by_token[token].offer, self._world.now()
+                    node = Node(thing.id, offer, self._world.job, self._epoch, token, now)
+                    found[token] = Claimed(offer, now, node, None, by_token[token].at_most)
+        gone = (self._went_back(token, choice) for token, choice in by_token.items() if token not in found)
+        return [*found.values(), *(one for one in gone if one is not None)]
 
     def give_back(self, node: Node) -> Surplus:
-        """Release it, at once."""
+        """Release it, at once. That it is about to go is noted before, so that a race that is run again counts it."""
         self._world.events.emit("surplus", epoch=self._epoch, offer=node.offer.key, node=node.id)
+        try:
+            note = {"id": node.id, "claimed_at": node.claimed_at}
+            self._world.directory.write_json(self._name(node.token, "back"), note)
+        except OSError as error:
+            self._world.events.emit("blind", what="the state directory", problem=str(error))
         released = self._world.release(node)
         return Surplus(node, released.at, released.problem)
+
+    def _went_back(self, token: str, choice: Choice) -> Claimed | None:
+        note = self._world.directory.read_json(self._name(token, "back"))
+        if not isinstance(note, dict):
+            return None
+        now = self._world.now()
+        node = Node(note["id"], choice.offer, self._world.job, self._epoch, token, note["claimed_at"])
+        return Claimed(choice.offer, now, None, None, choice.at_most, surplus=Surplus(node, now))
 
     def _token(self, offer: Offer) -> str:
         return claim_token(self._world.job, self._epoch, offer, self._attempt)
 
     @staticmethod
-    def _name(token: str) -> str:
-        return f"race/{token}.json"
+    def _name(token: str, what: str = "kept") -> str:
+        return f"race/{token}.{what}.json"
 
 
 def _whole(token: str, known: dict[str, Choice]) -> str:

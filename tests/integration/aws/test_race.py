@@ -111,6 +111,7 @@ def test_killed_in_the_middle_the_next_controller_keeps_one(
     answers, again = raced(world())
     assert aws_box.living() == [answers[-1].node.id]
     assert started | again == {answers[-1].node.token}, "no machine but the kept one could ever start"
+    assert len([one for one in answers if one.surplus is not None]) == 2, "what went back before is counted, too"
     assert len({launch["token"] for launch in aws_box.emulator.faults.log()}) == 3
 
 
