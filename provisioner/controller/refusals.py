@@ -15,7 +15,7 @@ from provisioner.planner import FailureMemory
 from provisioner.telemetry.events import EventLog
 
 LEFT_ALONE_S = 300.0
-"""What is left alone for longer than this is told, in seconds: waiting for it would look like doing nothing."""
+"""More than a zone that is left alone for longer than this is told, in seconds: it would look like doing nothing."""
 
 
 class Refusals:
@@ -63,7 +63,8 @@ class Refusals:
         now = self._now()
         for entry in memory.entries:
             left, failure = entry.until - now, entry.failure
-            if left > LEFT_ALONE_S and self._first_time(f"{entry.name} {entry.until}"):
+            wide = failure.scope not in {Scope.OFFER, Scope.TYPE, Scope.ZONE}
+            if wide and left > LEFT_ALONE_S and self._first_time(f"{entry.name} {entry.until}"):
                 told = {"failure": failure.kind, "code": failure.code, "seconds": round(left)}
                 self._events.emit("left_alone", what=entry.name, **told)
         return memory
