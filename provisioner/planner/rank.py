@@ -104,7 +104,8 @@ def _ranked(found: Sequence[tuple[str, Offer, Candidate]], desk: _Desk, lost: Of
     told: dict[tuple[object, ...], str] = {}
     for _, offer, one in sorted(found, key=order):
         named = desk.named(offer)
-        like = (one.kind, one.basis, one.late, one.at_most, named, lost is not None and lost_zone(offer, lost))
+        late = one.expected.hours if one.late and one.expected is not None else 0.0
+        like = (one.kind, one.basis, late, one.at_most, named, lost is not None and lost_zone(offer, lost))
         words = told.get(like)
         if words is None:
             words = told[like] = reason(one, offer, lost, terms, named=named)

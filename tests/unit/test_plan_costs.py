@@ -190,3 +190,14 @@ def test_a_spot_price_that_was_looked_up_is_reckoned_with_and_still_no_price():
     assert (capped.basis, capped.cost) == ("cap", None)
     assert capped.cost_at_most == Money(Decimal("4.4677"), "USD")  # 11.1692 h at 0.4 USD
     assert seen.offer.price_per_hour is guessed.offer.price_per_hour is None
+
+
+def test_zones_of_one_type_keep_their_own_times_in_what_is_said():
+    calm, rough = (offer(f"us-east-1{letter}", market=Market.SPOT, price="0.2") for letter in "ab")
+    seen = {pool(calm): Seen(94, 0), pool(rough): Seen(2, 4)}
+    terms = Terms(work=WORK, seen=seen, seconds_left=10 * 3600)
+    plan = rank([Block("b", "aws")], [calm, rough], memory=FailureMemory(), now=0, terms=terms)
+    assert [one.reason.split("; ")[1] for one in plan.ranked] == [
+        "late, since it takes 10.1 h and the deadline leaves 10.0 h",
+        "late, since it takes 15.9 h and the deadline leaves 10.0 h",
+    ]
