@@ -136,13 +136,12 @@ def test_an_unknown_code_is_narrow_and_counted(sweep: Callable[..., Swept], tmp_
 
 
 def test_the_next_run_leaves_alone_what_the_last_one_met(sweep: Callable[..., Swept], tmp_path: Path) -> None:
-    first = sweep({"code": "InsufficientInstanceCapacity"})
-    assert first.launches
-    assert sweep().launches == []
-    known = KnownFailures(tmp_path / "state")
-    known.forget(["aws/us-east-1/us-east-1c"])
-    third = sweep()
-    assert third.report["placements"][0]["zone"] == "us-east-1c"
+    sweep({"code": "MaxSpotInstanceCountExceeded"}, market="spot")
+    second = sweep(market="spot")
+    assert second.launches == []
+    assert [event["what"] for event in second.events if event["kind"] == "left_alone"] == ["aws/us-east-1/spot/G"]
+    KnownFailures(tmp_path / "state").forget(["aws/us-east-1/spot"])
+    assert sweep(market="spot").report["result"] == "completed"
 
 
 def test_who_has_mended_a_permission_starts_again_at_once(sweep: Callable[..., Swept]) -> None:
