@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+NO_REASON: Final = "NO_REASON"
+"""Our own word for an answer that Google did not give."""
 _LONGEST: Final = 300
 _REQUEST: Final = re.compile(r"^[A-Z]+ https?://\S+: ")
 """Google's library puts the method and address of a call before its message."""
@@ -50,9 +52,12 @@ def of_error(error: Exception) -> list[Problem]:
         return [Problem((type(error).__name__,), one_line(str(error)))]
     message = _REQUEST.sub("", str(getattr(error, "message", error)))
     words, details = _of_details(getattr(error, "details", ()))
-    items = [item for item in getattr(error, "errors", ()) if isinstance(item, Mapping)]
+    try:
+        items = [item for item in getattr(error, "errors", ()) if isinstance(item, Mapping)]
+    except TypeError:  # Google's library makes a list of whatever a proxy has put there
+        items = []
     if not items:
-        return [Problem(words, one_line(message), int(status), details)]
+        return [Problem(_signed(words, status), one_line(message), int(status), details)]
     return [
         Problem(
             tuple(word for word in (*words, str(item.get("reason") or "")) if word),
@@ -69,9 +74,21 @@ def of_answer(status: int, body: Any) -> list[Problem]:
     error = body.get("error") if isinstance(body, Mapping) else None
     error = error if isinstance(error, Mapping) else {}
     words, details = _of_details(error.get("details") or ())
-    reasons = [str(item.get("reason") or "") for item in error.get("errors") or () if isinstance(item, Mapping)]
+    listed = error.get("errors")
+    items = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
+    reasons = [str(item.get("reason") or "") for item in items]
     codes = tuple(word for word in (*words, *reasons, str(error.get("status") or "")) if word)
-    return [Problem(codes, one_line(str(error.get("message") or "no reason given")), status, details)]
+    return [Problem(_signed(codes, status), one_line(str(error.get("message") or "no reason given")), status, details)]
+
+
+def no_answer(why: object) -> list[Problem]:
+    """Return what an answer says that is not Google's, or not whole."""
+    return [Problem((NO_REASON,), one_line(f"not an answer of Google's: {why}"))]
+
+
+def _signed(codes: tuple[str, ...], status: int) -> tuple[str, ...]:
+    """Google says with a reason that a thing is not there; a 404 without one is a proxy's, and says nothing."""
+    return codes if codes or status != 404 else (NO_REASON,)
 
 
 def one_line(text: str) -> str:

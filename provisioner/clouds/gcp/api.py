@@ -29,6 +29,8 @@ ENDPOINT: Final = "GOOGLE_COMPUTE_CUSTOM_ENDPOINT"
 LOOK_AGAIN_S: Final = 60.0
 TOKEN: Final = "GOOGLE_OAUTH_ACCESS_TOKEN"  # noqa: S105 - a variable's name, Terraform's own
 KEY_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
+_NOT_OF_A_THING: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.NETWORK})
+"""What a 404 may be about besides the thing that was asked for: the project itself, a proxy on the way."""
 _SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 _ENDPOINTS: Final = {
     "compute": (ENDPOINT, "https://compute.googleapis.com/compute/v1/"),
@@ -72,6 +74,8 @@ class Account:
         except (GoogleAPIError, GoogleAuthError, RequestException, ParseError) as error:
             problems = answers.of_error(error)
             raise error_of(failure_of(problems, project=self.project), problems[0].status) from error
+        except (AttributeError, TypeError, ValueError) as error:  # Google's library, of JSON that is a proxy's
+            raise error_of(failure_of(answers.no_answer(error))) from error
 
     def call(self, call: Callable[[], T], for_s: float = READ_FOR_S) -> T:
         """Run a call that may be repeated, while its error is one that passes.
@@ -88,7 +92,7 @@ class Account:
         try:
             answer: T = retrying(self.once, call)
         except Refused as error:
-            if error.status == 404 and error.failure.kind is not FailureKind.UNAUTHORIZED:  # that is the project itself
+            if error.status == 404 and error.failure.kind not in _NOT_OF_A_THING:
                 raise LookupError(str(error)) from error
             raise
         return answer
@@ -110,13 +114,12 @@ class Account:
 
         def ask() -> Any:
             answer = self.once(partial(self._http_session().request, method, url, json=body, timeout=CALL_S))
-            try:
-                told = answer.json() if answer.content else {}
-            except ValueError:
-                told = {}
+            told = _object(answer)
             if answer.status_code >= 400:
                 problems = answers.of_answer(answer.status_code, told)
                 raise error_of(failure_of(problems, project=self.project), answer.status_code)
+            if told is None:
+                raise error_of(failure_of(answers.no_answer(f"HTTP {answer.status_code} without an object")))
             return told
 
         return self.call(ask)
@@ -194,6 +197,17 @@ def _ready(token: str) -> Any:
             raise ended(f"the token in {TOKEN} is wrong, or has ended")
 
     return Ready(token)
+
+
+def _object(answer: Any) -> dict[str, Any] | None:
+    """Return the JSON object of an answer; None: it is none. What was deleted may be answered with nothing."""
+    if not answer.content and answer.request.method != "GET":
+        return {}
+    try:
+        told = answer.json()
+    except ValueError:
+        return None
+    return told if isinstance(told, dict) else None
 
 
 def _passing(error: BaseException) -> bool:

@@ -232,7 +232,7 @@ class GcpCloud:
         with contextlib.suppress(CloudError):
             inventory.remove_disks(compute, self._job)
             inventory.remove_substrate(compute, self._job, self._regions_of(project))
-        with contextlib.suppress(Unauthorized):  # without rights on IAM we made no account
+        with contextlib.suppress(CloudError):  # another job may have changed the bucket's policy meanwhile
             inventory.remove_accounts(compute.account, self._job, self._bucket)
 
     # --- parts --------------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ class Compute:
             asked: Any = compute_v1.Instance
             resource = asked.from_json(json.dumps(body))
             request = {"zone": zone, "instance_resource": resource, "request_id": request_id}
-            return self.account.compute("InstancesClient", "insert_unary", request)
+            return _named(self.account.compute("InstancesClient", "insert_unary", request))
 
         return _operation(zone, self.account.once(ask))
 
@@ -162,7 +162,7 @@ class Compute:
         return _quotas(self._get("ProjectsClient", "get"))
 
     def _get(self, client: str, method: str, **request: Any) -> Any:
-        return self.account.call(lambda: self.account.compute(client, method, request), self._for_s)
+        return self.account.call(lambda: _named(self.account.compute(client, method, request)), self._for_s)
 
     def _delete(self, client: str, **request: Any) -> None:
         try:
@@ -182,6 +182,13 @@ class Compute:
             return [(_last(place), one) for place, scoped in pages for one in getattr(scoped, key)]
 
         return self.account.call(read, self._for_s)
+
+
+def _named(found: Any) -> Any:
+    """Return what was read. All that Google has bears a name; without one a machine would look as if it stood still."""
+    if not found.name:
+        raise ValueError("nothing with a name")
+    return found
 
 
 def _operation(zone: str, found: Any) -> Operation:

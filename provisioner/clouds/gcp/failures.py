@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from provisioner.clouds.gcp.answers import Problem, one_line
+from provisioner.clouds.gcp.answers import NO_REASON, Problem, one_line
 from provisioner.model import Failure, FailureKind, Scope
 
 CAPACITY_TTL_S: Final = 180.0
@@ -180,6 +180,7 @@ TABLE: Final[Mapping[str, Meaning]] = {
     "SERVICE_UNAVAILABLE_FOR_LOCATION": _SERVER,
     "UNAVAILABLE": _SERVER,
     "DEADLINE_EXCEEDED": _SERVER,
+    NO_REASON: _UNREACHED,
     # Wrong; most say what only in their sentence (see _SENTENCES)
     "NETWORK_NOT_FOUND": _STALE,
     "VPC_NOT_FOUND": _STALE,

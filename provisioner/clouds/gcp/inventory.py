@@ -109,7 +109,7 @@ def _emails(account: Account, job: JobRef) -> list[str]:
     while True:
         query = f"?pageSize=100{f'&pageToken={quote(page)}' if page else ''}"
         answer: Any = account.http("GET", "iam", f"projects/{account.project}/serviceAccounts{query}")
-        found += [str(one.get("email", "")) for one in answer.get("accounts", ())]
+        found += [str(one.get("email", "")) for one in answer.get("accounts") or () if isinstance(one, dict)]
         page = str(answer.get("nextPageToken") or "")
         if not page:
             return [email for email in found if email.startswith(account_prefix(job))]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from provisioner.clouds.gcp import release
+from provisioner.clouds.gcp.api import Account
 from provisioner.clouds.gcp.probe import look
 from provisioner.errors import CloudError, TerraformError, Unauthorized
 from provisioner.model import FailureKind, Market, Node, NodeState, Owned, Scope
@@ -107,6 +108,27 @@ def test_dismantle_removes_what_no_state_file_names(make_room: Callable[..., Any
     kinds = {thing.kind for thing in room.cloud.owned()}
     assert kinds == {"network", "subnetwork", "firewall", "service_account"}
     room.cloud.dismantle()
+    assert not room.cloud.owned()
+    assert not [one for one in room.box.emulator.state()["bindings"] if "fo-1a2b3c4d" in str(one)]
+
+
+def test_two_jobs_that_leave_a_bucket_at_once_both_do(
+    make_room: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy was changed between reading and writing it: Google refuses the old one (412), and it is read again."""
+    room = make_room(bucket="bucket")
+    room.cloud.prepare("us-central1")
+    room.stacks["us-central1"].keep({})
+    http, late = Account.http, [True]
+
+    def http_late(account: Account, method: str, service: str, path: str, body: Any = None) -> Any:
+        if method == "PUT" and late and late.pop():
+            body = {**body, "etag": "b3RoZXI="}
+        return http(account, method, service, path, body)
+
+    monkeypatch.setattr(Account, "http", http_late)
+    room.cloud.dismantle()
+    assert not late
     assert not room.cloud.owned()
     assert not [one for one in room.box.emulator.state()["bindings"] if "fo-1a2b3c4d" in str(one)]
 
