@@ -34,7 +34,7 @@ from provisioner.controller.standing import beyond_budget, standing
 from provisioner.controller.stores import place, stores
 from provisioner.controller.watch import Patience, Watch
 from provisioner.errors import CloudError, ConfigError, Unauthorized
-from provisioner.model import Failure, FailureKind, Gpu, JobRef, Market, Node, NodeState, Offer, Owned
+from provisioner.model import Failure, FailureKind, Gpu, JobRef, Launch, Market, Node, NodeState, Offer, Owned
 from provisioner.telemetry.events import EventLog
 
 PAUSE_FIRST_S = 30.0
@@ -185,15 +185,16 @@ class World:
             return Claimed(offer, self.now(), None, None, choice.at_most, TAKEN_DOWN)
         cloud = self.cloud(offer.cloud)
         self.events.emit("claim", epoch=epoch, offer=offer.key, price=price_words(choice))
+        launch: Launch | None = None
         try:
             cloud.prepare(offer.region)
             launch = self.launcher.launch(offer, epoch, attempt, published, held=held)
             answer = cloud.claim(offer, launch)
-            if isinstance(answer, Failure):
-                self._forget_start(epoch, launch.token)
         except CloudError as error:
             answer = as_failure(error)
         if isinstance(answer, Failure):
+            if launch is not None:  # there may be a machine after all: it must not train beside the next
+                self._forget_start(epoch, launch.token)
             self.refusals.remember(answer, offer)
             said = f": {text}" if (text := words(answer)) else ""
             self.events.emit("refused", epoch=epoch, offer=offer.key, failure=answer.kind, code=answer.code, words=said)

@@ -1,0 +1,41 @@
+"""A claim that ends without a machine leaves no start object: the machine that there may be all the same stays idle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.controller.records import Choice, Published
+from provisioner.errors import CloudError, Unauthorized, Unreachable
+from provisioner.model import Failure, FailureKind, Gpu, Launch, Market, Node, Offer, Scope
+from tests.sweeps import aws, world
+
+OFFER = Offer("aws", "us-east-1", "us-east-1a", "g4dn.xlarge", Gpu("T4", 1, 16), Market.SPOT, None)
+NOTHING = Failure(FailureKind.NO_CAPACITY, Scope.OFFER, "NoCapacity", "none", "", 60.0)
+
+
+class Room:
+    """A cloud that accepts a machine and then says no more, or says no."""
+
+    def __init__(self, answer: Failure | CloudError) -> None:
+        self.answer = answer
+
+    def prepare(self, region: str) -> None:
+        del region
+
+    def claim(self, offer: Offer, launch: Launch) -> Node | Failure:
+        if isinstance(self.answer, CloudError):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [NOTHING, Unauthorized("the token has ended"), Unreachable("no answer")])
+def test_no_start_is_left(tmp_path: Path, answer: Failure | CloudError) -> None:
+    made: Any = world({"aws": Room(answer)}, aws(regions=["us-east-1"]), tmp_path)
+    removed: set[str] = set()
+    made.launcher.remove_bootstrap = lambda _epoch, token: removed.add(token)
+    claimed = made.claim(Choice(OFFER, None, ""), 1, 0, Published((), None))
+    assert claimed.node is None
+    assert removed == made.launcher.started != set()
