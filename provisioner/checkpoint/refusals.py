@@ -84,6 +84,8 @@ def _of_the_key(text: str, whole: str, what: str) -> Refusal | None:
         return Refusal(Unreachable(f"{what}: the service that gives the key {answer}"), again=True)
     if "signBlob" in address[1]:
         return Refusal(Unauthorized(f"{what}: no permission to sign", hint=_LINKS), status)
+    if "/computeMetadata/" in address[1] and what.startswith("cannot sign"):  # where every account but a key file ends
+        return Refusal(Unauthorized(f"{what}: this account makes no links", hint=_LINKS), status)
     if "/latest/" in address[1] or "/computeMetadata/" in address[1]:
         return Refusal(Unauthorized(f"{what}: no key was given and this machine has no role", hint=_NO_KEY), status)
     if not status:

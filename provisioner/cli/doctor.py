@@ -180,12 +180,22 @@ def _stores(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
             return _probed(check, open_as_controller(store, environ, retry_s=RETRY_S).at(config.job.name))
 
         yield from _run_all(check, look)
+        if not number:
+            yield from _run_all("store links", partial(_linked, store, environ))
         for cloud in clouds:
             role = cloud == "aws" and not number and has_role
             try:
                 node_credentials(store, cloud, environ, role=role)
             except FailoverError as error:
                 yield Finding(f"{check} key", "fail", str(error), error.hint)
+
+
+def _linked(store: StoreConfig, environ: Mapping[str, str]) -> list[Finding]:
+    """Find nothing where a link can be made, as every machine needs one to start. Raises FailoverError."""
+    from provisioner.controller.access import open_as_controller
+
+    open_as_controller(store, environ, retry_s=RETRY_S).sign("spec.json", 60.0)
+    return []
 
 
 def _probed(check: str, store: Store) -> list[Finding]:

@@ -13,7 +13,8 @@ import pytest
 from provisioner.checkpoint import accounts
 from provisioner.checkpoint.credentials import Credentials
 from provisioner.checkpoint.store import open_store
-from provisioner.config import StoreConfig
+from provisioner.cli import doctor
+from provisioner.config import StoreConfig, parse
 from provisioner.controller.access import controller_credentials, node_credentials, node_endpoint
 from provisioner.errors import ConfigError, Unauthorized, Unreachable
 from provisioner.node.bootstrap import load
@@ -22,6 +23,11 @@ from tests.scripted import Answer, Asked, Scripted, scripted
 
 PEM = "-----BEGIN PRIVATE KEY-----\nMIIcanaryline1aaaaaaaaaa\nMIIcanaryline2bbbbbbbbbb\n-----END PRIVATE KEY-----\n"
 ACCOUNT = json.dumps({"type": "service_account", "client_email": "a@b", "private_key": PEM})
+JOB_AT_GOOGLE = b"""
+job: {name: digits, command: train}
+checkpoint: {store: gs://bucket/jobs}
+fallback: [{gcp: {project: my-project, regions: [us-central1]}}]
+"""
 OWN = {"AWS_ACCESS_KEY_ID": "AKIAOWN", "AWS_SECRET_ACCESS_KEY": "canary-own"}
 
 
@@ -235,3 +241,18 @@ def test_a_token_service_that_does_not_answer_is_unreachable_not_unauthorized(ho
     with pytest.raises(Unreachable, match="no answer from where the key is renewed") as caught:
         store.put("k", b"x")
     assert "canary" not in str(caught.value)
+
+
+def test_the_doctor_says_that_a_persons_google_account_makes_no_start_links(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes and reads the store, so that all looks well until the first machine is to start."""
+    text = json.dumps({"type": "authorized_user", "client_id": "a", "client_secret": "b", "refresh_token": "c"})
+    environ = {"HOME": str(home)}
+    (home / ".config/gcloud").mkdir(parents=True)
+    (home / ".config/gcloud/application_default_credentials.json").write_text(text)
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    monkeypatch.setattr(doctor, "_probed", lambda *_: [])
+    config = parse(JOB_AT_GOOGLE, "failover.yaml", home, environ)
+    (links,) = [one for one in doctor._stores(config, environ) if one.check == "store links"]
+    assert (links.verdict, "makes no links" in links.detail, "key file" in links.fix) == ("fail", True, True)
