@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
 from provisioner.clouds.gcp import answers
-from provisioner.clouds.gcp.errors import Refused, error_of, passing
+from provisioner.clouds.gcp.errors import NotThere, Refused, error_of, passing
 from provisioner.clouds.gcp.failures import failure_of
 from provisioner.model import FailureKind
 
@@ -80,7 +80,7 @@ class Account:
     def call(self, call: Callable[[], T], for_s: float = READ_FOR_S) -> T:
         """Run a call that may be repeated, while its error is one that passes.
 
-        Raises LookupError for what is not there, else Refused and its kin.
+        Raises NotThere for what is not there, else Refused and its kin.
         """
         retrying = Retrying(
             retry=retry_if_exception(_passing),
@@ -93,7 +93,7 @@ class Account:
             answer: T = retrying(self.once, call)
         except Refused as error:
             if error.status == 404 and error.failure.kind not in _NOT_OF_A_THING:
-                raise LookupError(str(error)) from error
+                raise NotThere(error.failure, error.status) from error
             raise
         return answer
 
@@ -108,7 +108,7 @@ class Account:
     def http(self, method: str, service: str, path: str, body: object = None) -> Any:
         """Call ``iam`` or ``storage``, which need no library of their own; return the JSON of the answer.
 
-        Raises LookupError for what is not there, else Refused and its kin.
+        Raises NotThere for what is not there, else Refused and its kin.
         """
         url = self._endpoint(service) + path
 

@@ -27,6 +27,10 @@ class NoAnswer(Refused, Unreachable):
     """Google gave no usable answer, or asked us to wait, until we gave up."""
 
 
+class NotThere(Refused, LookupError):
+    """Google does not have what was asked for. Whoever does not expect it has a CloudError like any other."""
+
+
 def error_of(failure: Failure, status: int = 0) -> Refused:
     """Return the error for a failure that stops a call which has no failure in its answer."""
     if failure.kind is FailureKind.UNAUTHORIZED:

@@ -13,6 +13,7 @@ from provisioner.clouds.gcp import inventory
 from provisioner.clouds.gcp.api import Account, Clock
 from provisioner.clouds.gcp.compute import Compute
 from provisioner.clouds.gcp.errors import NoAnswer
+from provisioner.errors import CloudError
 from provisioner.model import JobRef
 
 JOB = JobRef("digits", "1a2b3c4d")
@@ -97,6 +98,10 @@ def test_gone_is_googles_word(wire: Wire) -> None:
     compute = wire.compute()
     assert compute.machine("us-central1-a", "x") is None
     assert compute.delete_machine("us-central1-a", "x") is None
+    lists: list[Callable[[], object]] = [compute.firewalls, lambda: compute.machines(("a", "b"))]
+    for call in lists:  # a project that went away in the middle is an error, and one that a run knows how to end with
+        with pytest.raises(CloudError):
+            call()
 
 
 @pytest.mark.parametrize("text", [b"<html>please log in</html>", b"[]", b'"x"', b""])
