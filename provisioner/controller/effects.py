@@ -258,10 +258,8 @@ class World:
         for name in self._cloud_names():
             try:
                 cloud = self.cloud(name)
-                for thing in cloud.owned():
-                    if thing.kind == "machine":
-                        cloud.release(_as_node(thing, self.job))
-                cloud.dismantle()
+                if self._release_all(cloud):
+                    cloud.dismantle()
                 leaked += [f"{thing.cloud}/{thing.region}/{thing.kind}/{thing.id}" for thing in cloud.owned()]
             except CloudError as error:
                 untouched = claimed is not None and name not in claimed and name not in self._prepared
@@ -269,6 +267,18 @@ class World:
                     leaked.append(f"{name}: cannot tell: {error}")
         self.events.emit("finished", leaked=leaked)
         return Finished(self.now(), tuple(leaked))
+
+    def _release_all(self, cloud: Cloud) -> bool:
+        """Release every machine that is left; one that does not go keeps no other. Say whether all went."""
+        failed = 0
+        for thing in cloud.owned():
+            if thing.kind == "machine":
+                try:
+                    cloud.release(_as_node(thing, self.job))
+                except CloudError as error:
+                    failed += 1
+                    self.events.emit("release_failed", node=thing.id, problem=str(error))
+        return not failed
 
     # -- what they share ------------------------------------------------------------------------------------------
 

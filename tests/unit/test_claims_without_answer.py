@@ -1,4 +1,4 @@
-"""A claim that ends without a machine leaves no start object: the machine that there may be all the same stays idle."""
+"""What costs money when a cloud does not answer: a machine of a claim that broke off, and one beside a stuck one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from provisioner.controller.records import Choice, Published
 from provisioner.errors import CloudError, Unauthorized, Unreachable
-from provisioner.model import Failure, FailureKind, Gpu, Launch, Market, Node, Offer, Scope
+from provisioner.model import Failure, FailureKind, Gpu, Launch, Market, Node, Offer, Owned, Scope
 from tests.sweeps import aws, world
 
 OFFER = Offer("aws", "us-east-1", "us-east-1a", "g4dn.xlarge", Gpu("T4", 1, 16), Market.SPOT, None)
@@ -33,9 +33,33 @@ class Room:
 
 @pytest.mark.parametrize("answer", [NOTHING, Unauthorized("the token has ended"), Unreachable("no answer")])
 def test_no_start_is_left(tmp_path: Path, answer: Failure | CloudError) -> None:
+    """The machine that there may be all the same stays idle, and ends."""
     made: Any = world({"aws": Room(answer)}, aws(regions=["us-east-1"]), tmp_path)
     removed: set[str] = set()
     made.launcher.remove_bootstrap = lambda _epoch, token: removed.add(token)
     claimed = made.claim(Choice(OFFER, None, ""), 1, 0, Published((), None))
     assert claimed.node is None
     assert removed == made.launcher.started != set()
+
+
+class Stuck:
+    """A cloud with two machines, one of which does not go."""
+
+    def __init__(self) -> None:
+        self.left = ["i-stuck", "i-other"]
+
+    def owned(self) -> list[Owned]:
+        return [Owned("aws", "us-east-1", "machine", name, "running", "digits") for name in self.left]
+
+    def release(self, node: Node) -> None:
+        if node.id == "i-stuck":
+            raise CloudError("i-stuck is still there")
+        self.left.remove(node.id)
+
+    def dismantle(self) -> None:
+        raise AssertionError
+
+
+def test_a_machine_that_does_not_go_keeps_no_other_and_is_named(tmp_path: Path) -> None:
+    made: Any = world({"aws": Stuck()}, aws(regions=["us-east-1"]), tmp_path)
+    assert made.finish().leaked == ("aws/us-east-1/machine/i-stuck",)
