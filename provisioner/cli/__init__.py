@@ -5,7 +5,6 @@ Data goes to stdout, words to stderr. Exit codes: ``provisioner.errors.ExitCode`
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 
 import click
@@ -65,7 +64,7 @@ class LazyGroup(click.Group):
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="failover")
 def cli() -> None:
-    """Keep a training job alive when GPUs run out: AutoDL first, then AWS, from the last checkpoint on."""
+    """Keep a training job alive when GPUs run out: AutoDL, then AWS or Google Cloud, from the last checkpoint on."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -92,9 +91,8 @@ def _run(arguments: list[str] | None) -> int:
         if error.hint:
             streams.tell(f"  {error.hint}")
         return int(error.exit_code)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output went away: nothing left to say
-        return 0
+    except SystemExit as error:  # whoever read our output went away: click and rich end with 1, which is JOB_FAILED
+        return 0 if error.code == 1 else int(error.code or 0)
     except Exception as error:  # noqa: BLE001 - the outermost boundary: one line, the rest in a file
         return _our_fault(error)
     return outcome if isinstance(outcome, int) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -23,6 +24,13 @@ _MARKETS = ("spot", "on-demand")
 _SORTS = ("price", "value", "speed", "vram", "name")
 
 
+def _finite(_ctx: click.Context, _param: click.Parameter, value: float) -> float:
+    """Refuse NaN, which every range lets through, and infinity."""
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number.")
+    return value
+
+
 @click.group("catalog")
 def catalog_group() -> None:
     """List GPU machines, their zones and prices; bring the list up to date."""
@@ -30,7 +38,8 @@ def catalog_group() -> None:
 
 @catalog_group.command("ls")
 @click.option("--gpu", "gpus", multiple=True, help="This card, as people write it: T4, 4090, a100-80g (repeatable).")
-@click.option("--min-vram", type=click.FloatRange(min=0), default=0.0, help="Least memory of one card in GB.")
+@click.option("--min-vram", type=click.FloatRange(min=0), default=0.0, callback=_finite,
+              help="Least memory of one card in GB, as it is sold: 24 for an L4.")  # fmt: skip
 @click.option("--count", type=click.IntRange(min=1), help="Cards in one machine.")
 @click.option("--cloud", "clouds", multiple=True, type=click.Choice(_CLOUDS), help="This cloud only (repeatable).")
 @click.option("--region", "regions", multiple=True, help="This region only (repeatable).")
@@ -39,7 +48,7 @@ def catalog_group() -> None:
 @click.option("--sort", type=click.Choice(_SORTS), default="price", show_default=True, help="value: price a TFLOPS.")
 @click.option("--by-region", is_flag=True, help="A row for each region, not only for each machine type.")
 @click.option("--usd-cny", type=click.FloatRange(min=0, min_open=True), default=7.1, show_default=True,
-              help="Yuan for one dollar, to compare prices.")  # fmt: skip
+              callback=_finite, help="Yuan for one dollar, to compare prices.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print every region and market as one JSON document.")
 @click.pass_context
 def ls_command(  # noqa: PLR0917 - click's signature

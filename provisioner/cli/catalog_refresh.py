@@ -84,7 +84,8 @@ def ask_autodl(question: Question) -> Found:
         token = token_of(question.environ)
     except FailoverError as error:
         raise NoAccount("autodl", str(error)) from error
-    with closing(AutodlClient(token, question.environ.get("AUTODL_BASE_URL") or DEFAULT_BASE_URL)) as client:
+    address = question.environ.get("AUTODL_BASE_URL") or DEFAULT_BASE_URL
+    with closing(AutodlClient(token, address, patience_s=30.0, tries=_TRIES)) as client:
 
         def prices() -> Iterator[tuple[str, Money]]:
             for one in client.pro.instances():

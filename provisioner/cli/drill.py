@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from provisioner.cli import streams
 from provisioner.cli.output import print_json
 
 
@@ -30,6 +31,7 @@ def drill(scenario: Path | None, *, as_json: bool, directory: Path | None, provi
     from provisioner.cli.run import exit_code
     from provisioner.sandbox.drill import Drill
 
-    report = Drill(scenario, directory=directory, provider=provider, say=lambda text: click.echo(text, err=True)).run()
-    print_json(report) if as_json else print_drill(report)
+    report = Drill(scenario, directory=directory, provider=provider, say=streams.tell).run()
+    with streams.unread():
+        print_json(report) if as_json else print_drill(report)
     return exit_code(report)

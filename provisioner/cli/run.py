@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from provisioner.cli import streams
 from provisioner.cli.output import print_json
 from provisioner.errors import Interrupted
 
@@ -33,10 +34,11 @@ def run(file: Path, *, fresh: bool, take_over: bool, as_json: bool) -> int:
 
     controller = Controller(file, options=RunOptions(fresh=fresh, take_over=take_over), on_event=printer())
     try:
-        report = controller.run(attend(None if as_json else _question(), _say))
+        report = controller.run(attend(None if as_json else _question(), streams.tell))
     except Interrupted as left:
         _leave(str(left))
-    print_json(report) if as_json else print_report(report)
+    with streams.unread():
+        print_json(report) if as_json else print_report(report)
     return exit_code(report)
 
 
@@ -47,12 +49,13 @@ def down(job: str, *, as_json: bool) -> int:
     """Release the machines of JOB and remove what was prepared for it. Its checkpoints stay."""
     from provisioner.controller.run import take_down
 
-    report = take_down(job, os.environ, say=_say)
+    report = take_down(job, os.environ, say=streams.tell)
     leaked = report.get("leaked")
-    if as_json:
-        print_json(report)
-    else:
-        click.echo(f"{job}: nothing is left" if not leaked else f"{job}: left behind: {leaked}")
+    with streams.unread():
+        if as_json:
+            print_json(report)
+        else:
+            click.echo(f"{job}: nothing is left" if not leaked else f"{job}: left behind: {leaked}")
     return 5 if leaked else 0
 
 
@@ -65,14 +68,9 @@ def exit_code(report: dict[str, object]) -> int:
 
 def _leave(words: str) -> NoReturn:
     """End this process at once, as a kill would: threads that watch or prepare are not waited for."""
-    _say(f"failover: {words}")
-    sys.stdout.flush()
-    sys.stderr.flush()
+    streams.tell(f"failover: {words}")
+    streams.settle()
     os._exit(Interrupted.exit_code)
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
 
 
 def _question() -> Callable[[], str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 import click
 
@@ -21,6 +22,13 @@ def tell(line: str = "") -> None:
     """Write a line to stderr; where that cannot be written it is lost."""
     with contextlib.suppress(OSError):
         click.echo(line, err=True)
+
+
+@contextlib.contextmanager
+def unread() -> Iterator[None]:
+    """Go on where nobody reads stdout any more: what was done, and the exit code, do not depend on it."""
+    with contextlib.suppress(BrokenPipeError, SystemExit):  # rich turns the one into the other
+        yield
 
 
 def settle() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-import click
+from provisioner.cli import streams
 
 LINES: dict[str, str] = {
     "begin": "job {job} ({uid}), epoch {epoch}",
@@ -51,12 +51,12 @@ def line(event: Mapping[str, object]) -> str | None:
 
 
 def printer(started: float | None = None) -> Callable[[dict[str, object]], None]:
-    """Return a listener that prints each event with the seconds since the start."""
+    """Return a listener that prints each event with the seconds since the start. It outlives whoever reads it."""
     zero = time.time() if started is None else started
 
     def show(event: dict[str, object]) -> None:
         text = line(event)
         if text:
-            click.echo(f"{time.time() - zero:7.1f} s  {text}", err=True)
+            streams.tell(f"{time.time() - zero:7.1f} s  {text}")
 
     return show

@@ -22,7 +22,7 @@ from provisioner.catalog.refresh.found import together
 from provisioner.cli import main
 from provisioner.clouds.autodl.client import AutodlClient
 from provisioner.clouds.autodl.pro_api import ProOrder
-from provisioner.errors import Unauthorized
+from provisioner.errors import Unauthorized, Unreachable
 from provisioner.model import Market, Money
 from provisioner.sandbox.autodl import AutodlEmulator, EmulatorConfig
 from provisioner.sandbox.autodl.box import Server as Emulated
@@ -357,6 +357,27 @@ def test_autodl_tells_stock_by_region_and_prices_of_what_runs():
     assert [(one.what, one.where) for one in found.missed] == [("stock", "beijingDC1")]
     (missed,) = autodl.refresh(lambda _: {}, list, ["westDC3"], now=NOW).missed
     assert missed.why.startswith("AutoDL tells a price only for a running machine")
+
+
+def test_an_autodl_that_does_not_answer_is_left_after_two_regions():
+    asked = []
+
+    def stock(region):
+        asked.append(region)
+        if region != "westDC3":
+            raise Unreachable("no usable answer")
+        return {"RTX 4090": Cells(3, 300)}
+
+    def prices():
+        asked.append("prices")
+        return []
+
+    found = autodl.refresh(stock, prices, ["beijingDC1", "westDC3", "beijingDC2", "foshanDC1"], now=NOW)
+    assert asked == ["beijingDC1", "westDC3", "beijingDC2"]
+    assert found.tables["autodl_stock"].rows == (("westDC3", "RTX 4090", "3", "300"),)
+    assert [(one.what, one.where) for one in found.missed] == [
+        ("stock", "beijingDC1"), ("stock", "beijingDC2"), ("stock", "foshanDC1"), ("prices", ""),
+    ]  # fmt: skip
 
 
 def test_the_command_asks_autodl_for_stock_and_for_prices_of_what_runs(monkeypatch, capsys):

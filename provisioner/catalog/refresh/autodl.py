@@ -10,8 +10,11 @@ from typing import Protocol
 
 from provisioner.catalog.overlay import Table
 from provisioner.catalog.refresh.found import Found, Missed, one_line
-from provisioner.errors import FailoverError
+from provisioner.errors import FailoverError, Unreachable
 from provisioner.model import Money
+
+_ENOUGH = 2
+"""Regions without an answer."""
 
 
 class Stock(Protocol):
@@ -37,20 +40,28 @@ def refresh(
 ) -> Found:
     """Ask for the stock of every region, and for prices. ``prices`` yields AutoDL's name of a card and an hour's price.
 
-    A region that answers with nothing is no error: AutoDL says the same of a region that it does not know.
+    A region that answers with nothing is no error: AutoDL says the same of a region that it does not know. After two
+    regions without any answer nothing more is asked: each of them has been tried for half a minute.
     """
     made: dict[str, Table] = {}
     missed: list[Missed] = []
     rows: list[tuple[str, ...]] = []
+    silent: list[str] = []
     for region in regions:
+        if len(silent) == _ENOUGH:
+            missed.append(Missed("autodl", "stock", silent[-1], region))
+            continue
         try:
             found = stock(region)
         except FailoverError as error:
+            silent += [one_line(error)] if isinstance(error, Unreachable) else []
             missed.append(Missed("autodl", "stock", one_line(error), region))
             continue
         rows += [(region, gpu, str(one.idle), str(one.total)) for gpu, one in sorted(found.items())]
     if rows:
         made["autodl_stock"] = Table(tuple(rows), now, "AutoDL machine/region/gpu_stock")
+    if len(silent) == _ENOUGH:
+        return Found(made, (*missed, Missed("autodl", "prices", silent[-1])))
     try:
         seen = {gpu: f"{price.amount.normalize():f}" for gpu, price in prices() if price.amount > 0}
     except FailoverError as error:
