@@ -33,6 +33,12 @@ _NUMBERS = {
     "autodl_stock": (2, 3), "autodl_prices": (1,),
 }  # fmt: skip
 """Columns that hold a number, or nothing."""
+_FRACTIONS = {
+    ("aws_prices", 2), ("aws_spot", 2), ("gcp_rates", 2), ("gcp_rates", 3), ("autodl_prices", 1), ("gcp_hosts", 5)
+}  # fmt: skip
+"""Those of them that need not be whole: prices, and memory in GB."""
+_LATEST = 1e10
+"""Unix seconds that every calendar here can still show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ def read(file: Path) -> Overlay:
         if document["format"] != _FORMAT:
             return Overlay(fault=f"{file} is of another version: refresh it")
         tables = {name: _table(name, value) for name, value in document["tables"].items() if name in KEYS}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Overlay(fault=f"{file} is damaged: refresh it, or remove it")
     return Overlay(tables)
 
@@ -126,5 +132,14 @@ def _table(name: str, value: Any) -> Table:
         raise ValueError(message)
     for row in rows:
         for column in _NUMBERS[name]:
-            float(row[column] or 0)
+            _check(row[column], whole=(name, column) not in _FRACTIONS)
+    _check(value["read_at"], whole=False, below=_LATEST)
     return Table(rows, float(value["read_at"]), str(value["source"]))
+
+
+def _check(cell: Any, *, whole: bool, below: float = 1e9) -> None:
+    """Raise ValueError where a cell is neither empty nor a number that there may be. NaN is none."""
+    number = (int if whole else float)(cell or 0)
+    if not 0 <= number < below:
+        message = f"{cell} is out of range"
+        raise ValueError(message)

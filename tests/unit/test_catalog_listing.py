@@ -136,9 +136,23 @@ def test_what_a_refresh_found_is_laid_over_and_loses_nothing(tmp_path, capsys):
     assert " d ago" in err
 
 
+def one_table(name, row, read_at=1.0):
+    return json.dumps({"format": 1, "tables": {name: {"read_at": read_at, "source": "x", "rows": [row]}}})
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": 9, "tables": {}}', '{"format": 1, "tables": {"aws_spot": {"rows": [["x"]]}}}']
-)
+    "text",
+    [
+        "", "{", "[]", "[" * 100_000, '{"format": 9, "tables": {}}',
+        '{"format": 1, "tables": {"aws_spot": {"rows": [["x"]]}}}',
+        one_table("aws_spot", ["us-east-1a", "g4dn.xlarge", "nan", "USD"]),
+        one_table("aws_spot", ["us-east-1a", "g4dn.xlarge", "-1", "USD"]),
+        one_table("aws_types", ["g4dn.xlarge", "T4", "1.5", "16384", "4", "x86_64"]),
+        one_table("autodl_stock", ["westDC3", "RTX 4090", "inf", "3"]),
+        one_table("autodl_prices", ["RTX 4090", "1.5"], read_at=float("nan")),
+        one_table("autodl_prices", ["RTX 4090", "1.5"], read_at=1e18),
+    ],
+)  # fmt: skip
 def test_a_damaged_file_of_a_refresh_is_not_used_and_said_to_be_so(tmp_path, capsys, text):
     file = tmp_path / "cache" / overlay.NAME
     file.parent.mkdir()
