@@ -141,7 +141,11 @@ def refresh_command(
             missed += found.missed
         if read:
             file = overlay.path(os.environ)
-            overlay.write(file, tables.found().merged(read))
+            try:
+                overlay.write(file, tables.found().merged(read))
+            except OSError as error:
+                hint = "set FAILOVER_CACHE_DIR to a folder that can be written"
+                raise ConfigError(f"{file}: cannot be written: {error.strerror}", hint=hint) from error
             tables.forget()
     now = time.time()
     known = [one for one in ages.ages() if one.cloud in asked]

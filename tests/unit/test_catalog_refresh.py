@@ -380,6 +380,15 @@ def test_an_autodl_that_does_not_answer_is_left_after_two_regions():
     ]  # fmt: skip
 
 
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch, capsys, tmp_path):
+    found = autodl.refresh(lambda _: {"RTX 4090": Cells(3, 300)}, list, ["westDC3"], now=NOW)
+    monkeypatch.setattr("provisioner.cli.catalog_refresh.READERS", {"autodl": lambda _question: found})
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FAILOVER_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert main(["catalog", "refresh", "--cloud", "autodl"]) == 2
+    assert "FAILOVER_CACHE_DIR" in capsys.readouterr().err
+
+
 def test_the_command_asks_autodl_for_stock_and_for_prices_of_what_runs(monkeypatch, capsys):
     emulator = AutodlEmulator(EmulatorConfig(token="a-token", speed=1000.0))
     server = Emulated(emulator)
