@@ -105,7 +105,7 @@ class JobDirectory:
         """Read one of the folder's JSON files; None when it is not there."""
         try:
             return json.loads((self.path / name).read_text("utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write_json(self, name: str, value: object) -> None:

@@ -100,3 +100,8 @@ def test_jobs_lists_what_is_known(directory: JobDirectory, tmp_path: Path) -> No
 )
 def test_where_the_state_is(environ: dict[str, str], expected: str) -> None:
     assert state_root(environ) == Path(expected)
+
+
+def test_a_state_directory_that_is_a_file_knows_no_job(tmp_path):
+    (tmp_path / "file").touch()
+    assert JobDirectory(tmp_path / "file", "digits").read_json("job.json") is None
