@@ -32,7 +32,7 @@ from werkzeug.routing import Map, Rule
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 from werkzeug.wrappers import Request, Response
 
-from provisioner.sandbox.gce_metadata import GceMetadata
+from provisioner.sandbox.gce.metadata import GceMetadata
 from provisioner.sandbox.scenario import Quota
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from provisioner.errors import ConfigError
 from provisioner.sandbox.faults import Fault
-from provisioner.sandbox.gce_faults import GceFault
+from provisioner.sandbox.gce.faults import GceFault
 
 _LOG = logging.getLogger(__name__)
 _LOOK_S = 0.1

@@ -17,9 +17,9 @@ from provisioner.sandbox.autodl.box import Box, open_box
 from provisioner.sandbox.control import Control
 from provisioner.sandbox.ec2 import AwsEmulator
 from provisioner.sandbox.faults import Faults
-from provisioner.sandbox.gce import GceEmulator
-from provisioner.sandbox.gce_faults import GceFaults
-from provisioner.sandbox.gce_metadata import GceMetadata
+from provisioner.sandbox.gce.emulator import GceEmulator
+from provisioner.sandbox.gce.faults import GceFaults
+from provisioner.sandbox.gce.metadata import GceMetadata
 from provisioner.sandbox.machines import Machines
 from provisioner.sandbox.metadata import Metadata
 from provisioner.sandbox.scenario import Scenario, Stage

@@ -18,8 +18,8 @@ from google.auth.exceptions import RefreshError
 from google.cloud import compute_v1
 from google.oauth2.credentials import Credentials
 
-from provisioner.sandbox.gce import GceEmulator
-from provisioner.sandbox.gce_metadata import GceFacts, GceMetadata
+from provisioner.sandbox.gce.emulator import GceEmulator
+from provisioner.sandbox.gce.metadata import GceFacts, GceMetadata
 from provisioner.sandbox.machines import Machines
 
 PROJECT, ZONE = "sandbox-project", "us-central1-a"
@@ -272,7 +272,7 @@ def test_a_machine_ends_at_the_end_of_its_longest_run(cloud: Cloud, monkeypatch:
     brief = {"max_run_duration": {"seconds": 1}}
     with pytest.raises(exceptions.BadRequest, match="maxRunDuration"):
         cloud.insert("trainer", scheduling=brief)
-    monkeypatch.setattr("provisioner.sandbox.gce_requests._RUN_S", (1, 60))
+    monkeypatch.setattr("provisioner.sandbox.gce.requests._RUN_S", (1, 60))
     cloud.run("trainer", scheduling=brief)
     assert cloud.get("trainer").scheduling.max_run_duration.seconds == 1
     assert eventually(lambda: cloud.emulator.state()["instances"] == [])

@@ -20,7 +20,7 @@ from provisioner.clouds.gcp.machine import account_prefix, substrate_prefix
 from provisioner.clouds.gcp.substrate import Prepared
 from provisioner.config import GcpConfig
 from provisioner.model import Gpu, JobRef, Launch, Market, Offer, claim_token, tags
-from provisioner.sandbox.gce import GceEmulator
+from provisioner.sandbox.gce.emulator import GceEmulator
 from provisioner.sandbox.machines import Machines
 from provisioner.terraform.render import GcpStackSpec
 

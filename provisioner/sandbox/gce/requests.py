@@ -9,9 +9,9 @@ import re
 import uuid
 from typing import Any
 
-from provisioner.sandbox import gce_places as places
-from provisioner.sandbox.gce_faults import Call, Refused
-from provisioner.sandbox.gce_world import PROJECT_NUMBER, Resource, World, fingerprint, last, now
+from provisioner.sandbox.gce import places
+from provisioner.sandbox.gce.faults import Call, Refused
+from provisioner.sandbox.gce.world import PROJECT_NUMBER, Resource, World, fingerprint, last, now
 
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL = re.compile(r"[a-z0-9_-]{0,63}")

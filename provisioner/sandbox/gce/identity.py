@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from provisioner.sandbox.gce_faults import Refused
-from provisioner.sandbox.gce_requests import default_account
-from provisioner.sandbox.gce_world import PROJECT_NUMBER, Resource, fingerprint, now
+from provisioner.sandbox.gce.faults import Refused
+from provisioner.sandbox.gce.requests import default_account
+from provisioner.sandbox.gce.world import PROJECT_NUMBER, Resource, fingerprint, now
 
 _ACCOUNT_ID = re.compile(r"[a-z](?:[-a-z0-9]{4,28}[a-z0-9])")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")

@@ -7,12 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from provisioner.sandbox import gce_places as places
-from provisioner.sandbox import gce_requests as requests
-from provisioner.sandbox.gce_facts import attributes, call_of, deletes, facts, machine_id, needs
-from provisioner.sandbox.gce_faults import Call, GceFault, GceFaults, Refused, failed, quota_details
-from provisioner.sandbox.gce_metadata import GceMetadata
-from provisioner.sandbox.gce_world import Operation, Resource, World, last, now
+from provisioner.sandbox.gce import places, requests
+from provisioner.sandbox.gce.facts import attributes, call_of, deletes, facts, machine_id, needs
+from provisioner.sandbox.gce.faults import Call, GceFault, GceFaults, Refused, failed, quota_details
+from provisioner.sandbox.gce.metadata import GceMetadata
+from provisioner.sandbox.gce.world import Operation, Resource, World, last, now
 from provisioner.sandbox.machines import Machines
 
 NOTICE_S = 30.0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from provisioner.sandbox import gce_places as places
-from provisioner.sandbox import gce_requests as requests
-from provisioner.sandbox.gce_faults import Refused
-from provisioner.sandbox.gce_world import (
+from provisioner.sandbox.gce import places, requests
+from provisioner.sandbox.gce.faults import Refused
+from provisioner.sandbox.gce.world import (
     PROJECT_NUMBER,
     SETTLE_S,
     Operation,

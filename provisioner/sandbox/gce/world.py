@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from provisioner.sandbox import gce_places as places
-from provisioner.sandbox.gce_faults import Refused
+from provisioner.sandbox.gce import places
+from provisioner.sandbox.gce.faults import Refused
 
 PROJECT_NUMBER = "123456789012"
 SETTLE_S = 0.05

@@ -8,10 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from provisioner.sandbox import gce_places as places
-from provisioner.sandbox import gce_requests as requests
-from provisioner.sandbox.gce_faults import Call, Refused
-from provisioner.sandbox.gce_world import Resource, last
+from provisioner.sandbox.gce import places, requests
+from provisioner.sandbox.gce.faults import Call, Refused
+from provisioner.sandbox.gce.world import Resource, last
 from provisioner.sandbox.wire import Environ
 
 _PLACE = re.compile(r"(global|aggregated|regions/[^/]+|zones/[^/]+)(?:/([A-Za-z]+)(?:/([^/]+))?(?:/([^/]+))?)?")

@@ -18,16 +18,16 @@ from typing import Any
 
 from werkzeug.serving import BaseWSGIServer, make_server
 
-from provisioner.sandbox import gce_requests as requests
-from provisioner.sandbox.gce_facts import call_of, machine_id
-from provisioner.sandbox.gce_faults import Call, GceFault, GceFaults, Refused
-from provisioner.sandbox.gce_identity import Identity
-from provisioner.sandbox.gce_instances import NOTICE_S, Instances
-from provisioner.sandbox.gce_metadata import GceMetadata
-from provisioner.sandbox.gce_reads import Reader
-from provisioner.sandbox.gce_resources import Resources
-from provisioner.sandbox.gce_wire import Request, method_of, read, read_body
-from provisioner.sandbox.gce_world import SETTLE_S, Operation, Resource, World, fingerprint, last
+from provisioner.sandbox.gce import requests
+from provisioner.sandbox.gce.facts import call_of, machine_id
+from provisioner.sandbox.gce.faults import Call, GceFault, GceFaults, Refused
+from provisioner.sandbox.gce.identity import Identity
+from provisioner.sandbox.gce.instances import NOTICE_S, Instances
+from provisioner.sandbox.gce.metadata import GceMetadata
+from provisioner.sandbox.gce.reads import Reader
+from provisioner.sandbox.gce.resources import Resources
+from provisioner.sandbox.gce.wire import Request, method_of, read, read_body
+from provisioner.sandbox.gce.world import SETTLE_S, Operation, Resource, World, fingerprint, last
 from provisioner.sandbox.machines import Machines
 from provisioner.sandbox.wire import Environ, Handler, StartResponse, lose
 

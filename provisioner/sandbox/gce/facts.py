@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from provisioner.sandbox import gce_places as places
-from provisioner.sandbox import gce_requests as requests
-from provisioner.sandbox.gce_faults import Call
-from provisioner.sandbox.gce_metadata import GceFacts
-from provisioner.sandbox.gce_world import PROJECT_NUMBER, Resource, last
+from provisioner.sandbox.gce import places, requests
+from provisioner.sandbox.gce.faults import Call
+from provisioner.sandbox.gce.metadata import GceFacts
+from provisioner.sandbox.gce.world import PROJECT_NUMBER, Resource, last
 
 
 def machine_id(instance: Resource) -> str:

@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from provisioner.sandbox import gce_places as places
-from provisioner.sandbox import gce_requests as requests
-from provisioner.sandbox.gce_faults import Refused
-from provisioner.sandbox.gce_resources import Resources
-from provisioner.sandbox.gce_wire import Request
-from provisioner.sandbox.gce_world import Resource, World
+from provisioner.sandbox.gce import places, requests
+from provisioner.sandbox.gce.faults import Refused
+from provisioner.sandbox.gce.resources import Resources
+from provisioner.sandbox.gce.wire import Request
+from provisioner.sandbox.gce.world import Resource, World
 
 _DEFAULT_PAGE = 500
 _TERM = re.compile(r"""\(?\s*([\w.-]+)\s*(=|!=|:|\beq\b|\bne\b)\s*("[^"]*"|'[^']*'|[^\s()]+)\s*\)?""")

@@ -1,0 +1,1 @@
+"""Google Cloud in a box; ``emulator.GceEmulator`` is the whole of it."""
