@@ -14,9 +14,11 @@ from provisioner.cli.output import print_json, print_table
 if TYPE_CHECKING:
     from provisioner.controller.failures import Entry, KnownFailures, UnknownCode
 
+_HINT = "wait for other processes that use it; the file may be removed, and costs a few repeated calls"
+
 
 def show(names: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -> None:
-    """Print the refusals that are in force; those of ``names`` only, where there are some. Raises CloudError."""
+    """Print the refusals that are in force; those of ``names`` only, where there are some. Raises ConfigError."""
     entries, unknown = _read(_known(environ), names)
     now = time.time()
     if as_json:
@@ -36,15 +38,15 @@ def show(names: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -> 
 
 
 def forget(names: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -> None:
-    """Forget refusals: all, or those of ``names``. A claim may meet the same refusal again. Raises CloudError."""
+    """Forget refusals: all, or those of ``names``. A claim may meet the same refusal again. Raises ConfigError."""
     from provisioner.controller.failures import PROBLEMS
-    from provisioner.errors import CloudError
+    from provisioner.errors import ConfigError
 
     known = _known(environ)
     try:
         gone = known.forget(names)
     except PROBLEMS as error:
-        raise CloudError(f"{known.path}: {error}") from error
+        raise ConfigError(f"{known.path}: {error}", hint=_HINT) from error
     now = time.time()
     if as_json:
         print_json({"forgotten": [one.as_json(now) for one in gone]})
@@ -64,12 +66,12 @@ def _known(environ: Mapping[str, str]) -> KnownFailures:
 
 def _read(known: KnownFailures, names: Sequence[str]) -> tuple[list[Entry], list[UnknownCode]]:
     from provisioner.controller.failures import PROBLEMS, named
-    from provisioner.errors import CloudError
+    from provisioner.errors import ConfigError
 
     try:
         return [one for one in known.entries() if named(one, names)], known.unknown_codes()
     except PROBLEMS as error:
-        raise CloudError(f"{known.path}: {error}") from error
+        raise ConfigError(f"{known.path}: {error}", hint=_HINT) from error
 
 
 def _row(one: Entry, now: float) -> tuple[object, ...]:

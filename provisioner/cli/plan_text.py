@@ -57,7 +57,8 @@ def print_plan(plan: Plan, copies: Sequence[CopyPrice], *, whole: bool) -> None:
             place = block
         click.echo("\n".join(lines))
     if len(shown) < len(rows):
-        click.echo(f"... and {len(rows) - len(shown)} rows more: --all shows them")
+        left = len(rows) - len(shown)
+        click.echo(f"... and {left} {'row' if left == 1 else 'rows'} more: --all shows them")
     _print_list("passed over", _passed_rows(plan.passed_over), whole=whole)
     _print_list("copies", _copy_rows(copies), whole=whole)
     _print_list("notes", plan.notes, whole=True)

@@ -33,7 +33,8 @@ from provisioner.model import Market
 
 MarketChoice = Literal["spot", "on-demand", "spot-then-on-demand"]
 
-_GCP_IMAGE = "write projects/PROJECT/global/images/NAME, or .../images/family/NAME"
+_GCP_IMAGE = r"projects/[a-z0-9.:-]+/global/images/(family/)?[a-z0-9-]{1,63}"
+_GCP_IMAGES = "write projects/PROJECT/global/images/NAME, or .../images/family/NAME"
 _LIST = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 
 
@@ -294,7 +295,13 @@ class GcpConfig(Section):
         "catalog knows no price of is passed over.",
         examples=["1.5 USD"],
     )
-    image: Annotated[str, matching(r"[a-z0-9][A-Za-z0-9._/:-]{2,254}", "is not an image", _GCP_IMAGE)] | None = Field(
+    image: (
+        Annotated[
+            str,
+            matching(_GCP_IMAGE, "is not an image", _GCP_IMAGES),
+        ]
+        | None
+    ) = Field(
         default=None,
         description="Machine image, `projects/P/global/images/NAME` or `projects/P/global/images/family/NAME`; null "
         "takes Google's Deep Learning image with CUDA and driver.",

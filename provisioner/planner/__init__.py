@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from provisioner import catalog
-from provisioner.config import Config
+from provisioner.config import Config, FallbackConfig
 from provisioner.model import Offer
 from provisioner.planner.blocks import Block, blocks
 from provisioner.planner.expected import Expected, Place, expected
@@ -108,4 +108,18 @@ def absent(config: Config) -> list[PassedOver]:
         for one in missing:
             subject = "/".join(part for part in (entry.cloud, one.region, one.instance_type) if part)
             found[subject, one.reason] = PassedOver(subject, one.reason)
-    return list(found.values())
+    return [*found.values(), *_unknown_zones(config)]
+
+
+def _zones(entry: FallbackConfig) -> tuple[str, ...]:
+    place = entry.aws or entry.gcp
+    return place.zones if place else ()
+
+
+def _unknown_zones(config: Config) -> Iterator[PassedOver]:
+    """Yield the zones that entries name and the catalog has nothing in: a slip of the pen takes a whole entry away."""
+    named = [(entry.cloud, zone) for entry in config.fallback for zone in _zones(entry)]
+    offered = {(offer.cloud, offer.zone) for offer in catalog_offers(config)} if named else set()
+    for cloud, zone in named:
+        if (cloud, zone) not in offered:
+            yield PassedOver(f"{cloud}/{zone}", "the catalog has no machine for this job in this zone")

@@ -50,7 +50,7 @@ class EventLog:
         """Open nothing yet. ``clock`` gives Unix seconds; ``also`` is called with every event, e.g. to show it."""
         self.path = path
         self.lost = 0
-        """How many events could not be written."""
+        """How many events could not be written, or shown."""
         self._redact = redact
         self._clock = clock
         self._also = also
@@ -66,7 +66,10 @@ class EventLog:
             except OSError:
                 self.lost += 1
         if self._also is not None:
-            self._also(json.loads(line))
+            try:
+                self._also(json.loads(line))
+            except (OSError, ValueError):  # whoever listened has gone away; a job does not end for that
+                self.lost += 1
 
     def _append(self, line: bytes) -> None:
         # One write on an O_APPEND descriptor: lines of several processes do not mix.

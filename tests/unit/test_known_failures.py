@@ -19,6 +19,7 @@ from provisioner.cli.status import status
 from provisioner.controller.failures import FILE, KnownFailures
 from provisioner.controller.records import Asked, Claimed
 from provisioner.controller.refusals import Refusals, words
+from provisioner.errors import ConfigError
 from provisioner.model import Failure, FailureKind, Gpu, Market, Offer, Scope
 from provisioner.planner.memory import FailureMemory, quota_family
 from provisioner.telemetry.events import EventLog, read
@@ -183,6 +184,15 @@ def test_status_shows_what_is_left_alone_and_forgets_it(tmp_path, said):
     said("--forget")
     assert json.loads(said("--failures", "--json").stdout) == {"failures": [], "unknown_codes": []}
     assert "nothing to forget" in said("--forget", "aws").stderr
+
+
+@pytest.mark.parametrize("option", ["--failures", "--forget"])
+def test_a_file_that_cannot_be_read_is_this_machines_problem(tmp_path, monkeypatch, option):
+    (tmp_path / FILE).mkdir()
+    monkeypatch.setenv("FAILOVER_STATE_DIR", str(tmp_path))
+    with pytest.raises(ConfigError, match=FILE) as caught:
+        CliRunner().invoke(status, [option], standalone_mode=False, catch_exceptions=False)
+    assert "may be removed" in caught.value.hint
 
 
 def test_looking_makes_no_file(tmp_path, said):

@@ -137,3 +137,15 @@ def test_a_region_that_does_not_answer_has_no_round_trip():
     found = measure(regions, connect)
     assert found.keys() == {("aws", "cn-north-1")}
     assert "ec2.cn-north-1.amazonaws.com.cn" in asked
+
+
+def test_a_zone_that_is_nowhere_is_named(tmp_path):
+    file = tmp_path / "failover.yaml"
+    text = Path(EXAMPLE).read_text("utf-8")
+    regions = "regions: [us-central1, us-east1]"
+    assert regions in text
+    file.write_text(text.replace(regions, "regions: [us-central1]\n      zones: [us-central1-z]"), "utf-8")
+    data = json.loads(run(str(file), "--json"))
+    passed = {one["subject"]: one["reason"] for one in data["passed_over"]}
+    assert passed["gcp/us-central1-z"] == "the catalog has no machine for this job in this zone"
+    assert not any(one["cloud"] == "gcp" for one in data["offers"])
