@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from provisioner.clouds.local.process import marks, read_marks
+
 _LOG = logging.getLogger(__name__)
 _GUEST = Path(__file__).with_name("guest.py")
 _QUIET_LOOKS = 2
@@ -230,18 +232,9 @@ class Machines:
 
 def marked(directory: Path) -> set[int]:
     """Return the process ids whose environment says that they belong to the machine of this directory."""
-    needle = f"{MARKER}={directory}".encode()
-    found = set()
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            environment = Path(entry.path, "environ").read_bytes()
-        except OSError:  # ended, or another user's
-            continue
-        if needle in environment.split(b"\0"):
-            found.add(int(entry.name))
-    return found
+    needle = marks(MARKER, str(directory))
+    pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}  # noqa: PTH208 - names alone
+    return {pid for pid in pids if needle in read_marks(pid)}
 
 
 def _kill_marked(directory: Path) -> None:

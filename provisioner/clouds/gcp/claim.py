@@ -28,7 +28,8 @@ CLAIM_TRIES: Final = 10
 OPERATION_S: Final = 300.0
 """How long an operation may take. Google finds out within seconds, rarely after minutes, that there is no capacity."""
 COMING: Final = frozenset({"PENDING", "PROVISIONING", "STAGING"})
-HERE: Final = frozenset({"RUNNING", "REPAIRING", "PENDING_STOP"})
+OFF: Final = frozenset({"STOPPING", "STOPPED", "SUSPENDING", "SUSPENDED", "TERMINATED", "DEPROVISIONING"})
+"""A machine in any other state, also one that Google has yet to invent, counts as running."""
 _POLL_FIRST_S, _POLL_MOST_S = 0.5, 3.0
 _TAKEN_AWAY: Final = frozenset({"UNSUPPORTED_OPERATION", "PREEMPTED"})
 
@@ -128,12 +129,12 @@ class Claim:
         until = self._clock.tick() + OPERATION_S
         while True:
             machine = self._compute.machine(zone, name)
-            if machine is None or machine.status not in COMING | HERE:
+            if machine is None or machine.status in OFF:
                 if machine is not None:
                     self._remove(zone, name)
                 state = "gone" if machine is None else machine.status
                 return machine_gone(f"{zone}/{name} is {state}")
-            if machine.status in HERE or machine.status == "STAGING":
+            if machine.status not in COMING or machine.status == "STAGING":
                 return machine
             if self._clock.tick() >= until:
                 return self._give_up(zone, name)
@@ -164,7 +165,7 @@ class Claim:
     def _give_up(self, zone: str, name: str) -> Machine | Failure:
         """Decide about a machine of which nothing is known after minutes: it is there, or it is sent away."""
         machine = self._compute.machine(zone, name)
-        if machine is not None and machine.status in HERE:
+        if machine is not None and machine.status not in COMING | OFF:
             return machine
         self._remove(zone, name)
         text = f"no machine after {OPERATION_S:.0f} s, and no reason"

@@ -15,7 +15,7 @@ from provisioner import catalog
 from provisioner.clouds.base import Request
 from provisioner.clouds.gcp import inventory, release
 from provisioner.clouds.gcp.api import ENDPOINT, Account, Clock
-from provisioner.clouds.gcp.claim import COMING, HERE, Claim
+from provisioner.clouds.gcp.claim import COMING, OFF, Claim
 from provisioner.clouds.gcp.compute import Compute
 from provisioner.clouds.gcp.errors import stale, with_failure
 from provisioner.clouds.gcp.failures import failure_in
@@ -180,7 +180,7 @@ class GcpCloud:
             return NodeState.GONE
         if machine.status in COMING:
             return NodeState.PENDING
-        return NodeState.RUNNING if machine.status in HERE else NodeState.STOPPED
+        return NodeState.STOPPED if machine.status in OFF else NodeState.RUNNING
 
     def owned(self) -> Sequence[Owned]:
         """List everything of the job in its projects, in every zone, substrate too (``inventory.SUBSTRATE``)."""
@@ -243,7 +243,7 @@ class GcpCloud:
         def gone(import_id: str) -> bool:
             _, _, zone, _, name = import_id.rsplit("/", 4)
             machine = compute.machine(zone, name)
-            return machine is None or machine.status not in COMING | HERE
+            return machine is None or machine.status in OFF
 
         try:
             return self._substrate(region).prepare(gone)

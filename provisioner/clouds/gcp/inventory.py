@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from provisioner import catalog
 from provisioner.clouds.gcp.api import Account
-from provisioner.clouds.gcp.claim import COMING, HERE
+from provisioner.clouds.gcp.claim import OFF
 from provisioner.clouds.gcp.compute import Compute, Disk, Machine
 from provisioner.clouds.gcp.machine import (
     LABEL_EPOCH,
@@ -137,7 +137,7 @@ def _machine(machine: Machine) -> Owned:
     kind = joined_type(machine.machine_type, machine.cards)
     market = Market.SPOT if machine.spot else Market.ON_DEMAND
     offer = Offer("gcp", region, machine.zone, kind, Gpu("", 0, 0), market, None)
-    price = catalog.price_ceiling(offer) if machine.status in COMING | HERE else None
+    price = None if machine.status in OFF else catalog.price_ceiling(offer)
     return _owned("machine", region, machine.id, machine.status, machine.labels, price)
 
 

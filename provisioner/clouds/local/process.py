@@ -25,7 +25,6 @@ GRACE_S = 15.0
 """From SIGTERM to SIGKILL: time for a last checkpoint."""
 _KILL_S = 10.0
 _LOOK_S = 0.05
-_EXEC_LOOKS = 10
 _KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "USER", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "NVIDIA_")
 # The process notes itself before it does anything else: a controller that is killed now finds it again. It belongs to
 # no controller, so none has to collect it.
@@ -33,14 +32,33 @@ _BEGIN = "/bin/bash -c 'echo $$ > pid.new && mv pid.new pid && exec /bin/bash us
 _HARMLESS = "#!/bin/sh\n# A job must never switch this machine off.\nexit 0\n"
 
 
-def _environment_of(pid: int) -> list[bytes]:
-    """Return a process's environment. It reads as empty in the middle of an exec, so an empty one is read again."""
-    for _ in range(_EXEC_LOOKS):
+def marks(name: str, value: str) -> bytes:
+    """Return what is looked for in an environment as ``read_marks`` returns it."""
+    return f"\0{name}\0{value}\0".encode()
+
+
+def read_marks(pid: int) -> bytes:
+    """Return a process's environment with NUL between names and values; nothing in the middle of an exec.
+
+    bash puts a NUL in the place of each ``=`` for a moment, where it stands, while it begins.
+    """
+    try:
         content = Path(f"/proc/{pid}/environ").read_bytes()
-        if content:
-            return content.split(b"\0")
-        time.sleep(_LOOK_S)
-    return []  # a process that has ended and was not collected yet
+    except OSError:
+        return b""
+    return b"\0" + content.replace(b"=", b"\0") + b"\0" if content else b""
+
+
+def _has_ended(pid: int) -> bool:
+    """Say whether there is no such process, or one that only waits to be collected."""
+    try:
+        if not Path("/proc/self").exists():
+            os.kill(pid, 0)
+            return False
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return True
+    return text.rpartition(")")[2].split()[0] in {"Z", "X"}
 
 
 class NodeProcess:
@@ -49,7 +67,7 @@ class NodeProcess:
     def __init__(self, directory: Path) -> None:
         """Name the folder; nothing is started."""
         self.directory = directory
-        self._mark = f"{MARKER}={directory}".encode()
+        self._mark = marks(MARKER, str(directory))
 
     def start(self, user_data: str, environ: Mapping[str, str]) -> None:
         """Run the user data with bash, once in the life of the folder. Raises OSError."""
@@ -79,17 +97,12 @@ class NodeProcess:
 
     def running(self) -> bool:
         """Say whether the node's first process lives: it is the node, the others only serve it."""
-        try:
-            pid = int((self.directory / "pid").read_text("ascii"))
-        except (OSError, ValueError):
-            return self.alive()  # it is just beginning
-        try:
-            if not Path("/proc/self/environ").exists():
-                os.kill(pid, 0)
-                return True
-            return self._mark in _environment_of(pid)
-        except (OSError, ProcessLookupError):
-            return False
+        begins = not (self.directory / "pid").exists()
+        pid = self._first()
+        if pid is None:
+            return begins and self.alive()
+        found = read_marks(pid)
+        return self._mark in found if found else self.alive()  # in the middle of an exec the lock tells
 
     def alive(self) -> bool:
         """Say whether a process of the node lives."""
@@ -101,12 +114,16 @@ class NodeProcess:
     def end(self, sleep: Callable[[float], None] = time.sleep, grace_s: float = GRACE_S) -> None:
         """End every process; return when none is left. Raises CloudError if one cannot be ended."""
         for number, for_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_S)):
-            until = time.monotonic() + for_s
-            self._signal(number)
+            until, told = time.monotonic() + for_s, set[int]()
             while self.alive() and time.monotonic() < until:
+                # SIGTERM goes to all of one moment, in which the node itself was not in the middle of an exec: what it
+                # starts then, to save, is left alone.
+                if number is signal.SIGKILL or not told or self._first() not in {*told, None}:
+                    for pid in self._pids() - told:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, number)
+                        told.add(pid)
                 sleep(_LOOK_S)
-                if number is signal.SIGKILL:
-                    self._signal(number)  # one may have been born since
         if self.alive():
             message = f"{self.directory.name}: a process of this node cannot be ended"
             raise CloudError(message, hint=f"look for processes with {MARKER}={self.directory}")
@@ -115,18 +132,18 @@ class NodeProcess:
         """Remove the folder of a node that has ended."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _signal(self, number: signal.Signals) -> None:
-        for pid in self._pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def _first(self) -> int | None:
+        """Return the node's first process; None when there is none yet, or none any more."""
+        try:
+            pid = int((self.directory / "pid").read_text("ascii"))
+        except (OSError, ValueError):
+            return None
+        return None if _has_ended(pid) else pid
 
     def _pids(self) -> set[int]:
         """Find the node's processes: by their environment where there is /proc, else the first one's group."""
-        found = set()
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):  # ended, or another user's
-                if self._mark in path.read_bytes().split(b"\0"):
-                    found.add(int(path.parent.name))
+        pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+        found = {pid for pid in pids if self._mark in read_marks(pid)}
         if not found and not Path("/proc/self/environ").exists():
             with contextlib.suppress(OSError, ValueError, ProcessLookupError):
                 os.killpg(int((self.directory / "pid").read_text("ascii")), signal.SIGKILL)

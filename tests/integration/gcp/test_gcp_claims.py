@@ -177,6 +177,17 @@ def test_r22_a_stopped_twin_of_the_last_claim_does_not_stand_in_the_way(room: An
     assert room.cloud.inspect(first) is NodeState.STOPPED
 
 
+def test_a_state_that_google_has_yet_to_invent_is_a_machine_that_runs(room: Any) -> None:
+    offer = room.offer()
+    launch = room.launch(offer)
+    node = claimed(room.cloud.claim(offer, launch))
+    zone, name = node.id.split("/")
+    room.box.emulator._world.get(f"zones/{zone}", "instances", name)["status"] = "MOVING_HOUSE"
+    assert room.cloud.inspect(node) is NodeState.RUNNING
+    assert claimed(room.cloud.claim(offer, launch)).id == node.id
+    assert len(room.box.instances()) == 1
+
+
 def test_r22_a_token_whose_machine_stands_still_makes_no_second_one(room: Any, eventually: Any) -> None:
     offer = room.offer()
     first = claimed(room.cloud.claim(offer, room.launch(offer)))
