@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,7 +49,7 @@ class GcpSubstrate:
 
 
 @dataclass
-class CloudStack(Generic[Spec, Made]):
+class CloudStack(ABC, Generic[Spec, Made]):
     """The stack of a job in a region. Every method can be repeated; all raise TerraformError and its kin.
 
     The machine is started by nobody here. It is imported after a claim, and deleted.
@@ -140,9 +141,9 @@ class CloudStack(Generic[Spec, Made]):
         """Let Terraform make what the written stack says."""
         self.runner.apply(self.runner.plan(), Allow.PREPARE)
 
+    @abstractmethod
     def _made(self, outputs: Mapping[str, Any]) -> Made:
         """Read the outputs. Raises KeyError when they are not those of a prepared region."""
-        raise NotImplementedError
 
     def _write(self, *, autodl_available: bool, adopted: str | None, taken: Mapping[str, str] | None = None) -> None:
         spec = replace(self.spec, autodl_available=autodl_available, adopted_instance_id=adopted)
