@@ -1,4 +1,4 @@
-"""The controller is killed with -9 after each recorded step of a drill; ``failover run`` takes the job up."""
+"""The controller is killed with -9 after recorded steps of a drill; ``failover run`` takes the job up each time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,42 +21,37 @@ STEPS_OF_A_DRILL = 14
 zone a, claim zone b, watch, release, finish."""
 
 
-def killed_after(step: int, seen: list[str]) -> Callable[..., dict[str, Any]]:
-    """Return a controller that is killed once, and started again."""
+def killed_after(steps: Iterable[int], last_words: list[str]) -> Callable[..., dict[str, Any]]:
+    """Return a controller that is killed after each of these steps, or until it has died after the last, and started
+    again each time. ``last_words`` gets the name of the step that it died after.
+    """
 
     def run(config: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> dict[str, Any]:
-        first = subprocess.run(
-            [sys.executable, str(DYING), str(config), str(step)],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        seen.extend(first.stdout.split("\n"))
-        assert first.returncode == -signal.SIGKILL, first.stderr
-        if step == STEPS_OF_A_DRILL:
-            assert first.stdout.split()[-1] == "finish", "a step after this one is never killed"
+        for step in steps:
+            done = subprocess.run(
+                [sys.executable, str(DYING), str(config), str(step)],
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=240,
+                check=False,
+            )
+            say(done.stdout)
+            assert done.returncode == -signal.SIGKILL, done.stderr
+            last_words.append(done.stdout.split()[-1])
+            if last_words[-1] == "finish":
+                break
         return run_controller(config, environ, say)
 
     return run
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", range(1, STEPS_OF_A_DRILL + 1))
-def test_killed_after_step(step: int, tmp_path: Path) -> None:
-    seen: list[str] = []
+def assert_nothing_twice_and_nothing_left(directory: Path, controller: Callable[..., dict[str, Any]]) -> None:
     words: list[str] = []
-    drill = Drill(
-        directory=tmp_path,
-        provider="stand-in",
-        step_seconds=0.08,
-        say=words.append,
-        controller=killed_after(step, seen),
-    )
+    drill = Drill(directory=directory, provider="stand-in", step_seconds=0.08, say=words.append, controller=controller)
     report = drill.run()
-    story = "\n".join([*seen, *words])
+    story = "\n".join(words)
     assert report["result"] == "completed", story
     assert report["leaked"] == [], story
     assert report["model_identical"], story
@@ -63,3 +59,25 @@ def test_killed_after_step(step: int, tmp_path: Path) -> None:
     assert len(launched) == 1, story
     epochs = [placement["epoch"] for placement in report["placements"]]
     assert epochs == sorted(set(epochs)), story
+
+
+@pytest.mark.slow
+def test_killed_after_every_step_of_one_drill(tmp_path: Path) -> None:
+    last_words: list[str] = []
+    assert_nothing_twice_and_nothing_left(tmp_path, killed_after(count(1), last_words))
+    assert len(last_words) >= STEPS_OF_A_DRILL
+    assert last_words[-1] == "finish", "a step after this one is never killed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [pytest.param(4, id="claim-at-home"), pytest.param(11, id="claim-in-zone-b")])
+def test_killed_once_after_a_claim(step: int, tmp_path: Path) -> None:
+    last_words: list[str] = []
+    assert_nothing_twice_and_nothing_left(tmp_path, killed_after([step], last_words))
+    assert last_words == ["claim"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("step", range(1, STEPS_OF_A_DRILL + 1))
+def test_killed_once(step: int, tmp_path: Path) -> None:
+    assert_nothing_twice_and_nothing_left(tmp_path, killed_after([step], []))
