@@ -20,6 +20,8 @@ from provisioner.errors import CloudError, Fenced
 SPACING_S = 1.2
 """Between the end of one write and the begin of the next, in seconds: a second, and room for a slow network."""
 LONGEST_PAUSE_S = 30.0
+SLACK_S = 30.0
+"""What one look at the fence and one write may take beyond the pause between two, in seconds: then it hangs."""
 
 
 class Heartbeat:
@@ -45,6 +47,8 @@ class Heartbeat:
         """Start nothing yet. ``clock`` gives Unix seconds."""
         self.before: dict[str, Any] = {}
         """What an earlier process of the same epoch wrote last."""
+        self.alive: Callable[[float], object] = lambda _within_s: None
+        """Called before each write and each pause with the seconds until the next call at the latest; never raises."""
         self._store = store
         self._epoch = epoch
         self._every_s = max(every_s, SPACING_S)
@@ -96,6 +100,7 @@ class Heartbeat:
             if closing and self._end is None:
                 return
             self._hurry.clear()
+            self.alive(SLACK_S)
             try:
                 written = self._beat()
             except Fenced as fenced:
@@ -125,6 +130,7 @@ class Heartbeat:
         return True
 
     def _wait(self) -> None:
+        self.alive(max(self._every_s, LONGEST_PAUSE_S * 1.3 if self._failures else 0.0) + SPACING_S + SLACK_S)
         if self._failures:
             pause = min(LONGEST_PAUSE_S, SPACING_S * 2.0 ** min(self._failures, 16))  # 2.0**1024 is an error
             pause *= random.uniform(0.7, 1.3)  # noqa: S311 - spreads retries, guards nothing
