@@ -106,7 +106,7 @@ def write_ours(found: list[Row], directory: Path) -> None:
         ("region", "instance_type", "price_per_hour", "currency"),
         ((region, name, price, "USD") for (region, name), price in prices.items()),
     )
-    spot = tuple((row.zone, row.instance_type, str(row.spot), "USD") for row in found if row.gpu)
+    spot = tuple((row.zone, row.instance_type, str(row.spot), "USD", "0") for row in found if row.gpu)
     table = overlay.Table(spot, 0.0, "benchmarks/plan_rows.py")
     overlay.write(directory / "cache" / overlay.NAME, overlay.Overlay({"aws_spot": table}))
 

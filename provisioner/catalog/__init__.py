@@ -29,7 +29,7 @@ from provisioner.catalog.lookup import (
     regions,
     spot_price,
 )
-from provisioner.catalog.tables import Card, Machine, autodl_prices, autodl_prices_seen, machines, snapshot
+from provisioner.catalog.tables import Card, Machine, SpotPrice, autodl_prices, autodl_prices_seen, machines, snapshot
 
 __all__ = [
     "AUTODL_PRO_REGIONS",
@@ -40,6 +40,7 @@ __all__ = [
     "Absent",
     "Card",
     "Machine",
+    "SpotPrice",
     "Wanted",
     "autodl_prices",
     "autodl_prices_seen",

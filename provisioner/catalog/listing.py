@@ -131,7 +131,7 @@ def _row(machine: Machine, region: str, zones: tuple[str, ...], market: Market) 
     name = machine.instance_type
     price = tables.price(machine.cloud, region, name, market)
     if machine.cloud == "aws" and market == Market.SPOT:
-        known = [found for zone in zones if (found := tables.spot_prices().get((zone, name)))]
+        known = [found.price for zone in zones if (found := tables.spot_prices().get((zone, name)))]
         price = min(known, key=lambda money: money.amount, default=None)
     vram = vram_gb(machine)
     return Row(machine.cloud, region, zones, name, machine.gpu, machine.gpu_count, vram, machine.vcpus, market, price)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from provisioner.catalog import tables
 from provisioner.catalog.gpus import AUTODL_REGIONS
-from provisioner.catalog.tables import Machine
-from provisioner.model import Market, Money, Offer
+from provisioner.catalog.tables import Machine, SpotPrice
+from provisioner.model import Money, Offer
 
 REFERENCE_REGIONS = {"aws": "us-east-1", "gcp": "us-central1"}
 """The regions whose price is named, and never used as one, where a region's own is unknown."""
@@ -39,11 +39,12 @@ def price_ceiling(offer: Offer) -> Money | None:
     return tables.price(offer.cloud, offer.region, offer.instance_type)
 
 
-def spot_price(offer: Offer) -> Money | None:
-    """Return what a machine costs on the spot market by the last refresh, or Google's list. No bound; None: unknown."""
-    if offer.cloud == "aws":
-        return tables.spot_prices().get((offer.zone, offer.instance_type))
-    return tables.price("gcp", offer.region, offer.instance_type, Market.SPOT) if offer.cloud == "gcp" else None
+def spot_price(offer: Offer) -> SpotPrice | None:
+    """Return what a machine of AWS cost on the spot market when it was last looked up. No bound; None: unknown.
+
+    Google's spot price is a list price: its offers carry it.
+    """
+    return tables.spot_prices().get((offer.zone, offer.instance_type)) if offer.cloud == "aws" else None
 
 
 def reference_price(instance_type: str, cloud: str = "aws") -> Money | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = "catalog.json"
-_FORMAT = 1
+_FORMAT = 2
 
 KEYS = {
     "aws_types": 1, "aws_zones": 2, "aws_prices": 2, "aws_spot": 2,
@@ -23,20 +23,23 @@ KEYS = {
 }  # fmt: skip
 """The tables that may be refreshed, and how many columns of each are its key."""
 _WIDTHS = {
-    "aws_types": 6, "aws_zones": 3, "aws_prices": 4, "aws_spot": 4,
+    "aws_types": 6, "aws_zones": 3, "aws_prices": 4, "aws_spot": 5,
     "gcp_hosts": 7, "gcp_zones": 3, "gcp_rates": 4,
     "autodl_stock": 4, "autodl_prices": 2,
 }  # fmt: skip
 _NUMBERS = {
-    "aws_types": (2, 3, 4), "aws_zones": (), "aws_prices": (2,), "aws_spot": (2,),
+    "aws_types": (2, 3, 4), "aws_zones": (), "aws_prices": (2,), "aws_spot": (2, 4),
     "gcp_hosts": (2, 4, 5), "gcp_zones": (), "gcp_rates": (2, 3),
     "autodl_stock": (2, 3), "autodl_prices": (1,),
 }  # fmt: skip
 """Columns that hold a number, or nothing."""
 _FRACTIONS = {
-    ("aws_prices", 2), ("aws_spot", 2), ("gcp_rates", 2), ("gcp_rates", 3), ("autodl_prices", 1), ("gcp_hosts", 5)
+    ("aws_prices", 2), ("aws_spot", 2), ("aws_spot", 4), ("gcp_rates", 2), ("gcp_rates", 3), ("autodl_prices", 1),
+    ("gcp_hosts", 5),
 }  # fmt: skip
-"""Those of them that need not be whole: prices, and memory in GB."""
+"""Those of them that need not be whole: prices, times, and memory in GB."""
+_TIMES = {("aws_spot", 4)}
+"""Those of them that are Unix seconds: rows that one refresh did not ask for keep the time of an earlier one."""
 _LATEST = 1e10
 """Unix seconds that every calendar here can still show."""
 
@@ -132,12 +135,13 @@ def _table(name: str, value: Any) -> Table:
         raise ValueError(message)
     for row in rows:
         for column in _NUMBERS[name]:
-            _check(row[column], whole=(name, column) not in _FRACTIONS)
+            below = _LATEST if (name, column) in _TIMES else 1e9
+            _check(row[column], whole=(name, column) not in _FRACTIONS, below=below)
     _check(value["read_at"], whole=False, below=_LATEST)
     return Table(rows, float(value["read_at"]), str(value["source"]))
 
 
-def _check(cell: Any, *, whole: bool, below: float = 1e9) -> None:
+def _check(cell: Any, *, whole: bool, below: float) -> None:
     """Raise ValueError where a cell is neither empty nor a number that there may be. NaN is none."""
     number = (int if whole else float)(cell or 0)
     if not 0 <= number < below:

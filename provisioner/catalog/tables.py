@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from provisioner.catalog import overlay
 from provisioner.model import Market, Money
@@ -51,6 +51,13 @@ class Machine:
     def quota_family(self) -> str:
         """Which vCPU quota of an AWS account counts it: ``P``, or ``G`` (its quota is named "G and VT")."""
         return self.instance_type[0].upper()
+
+
+class SpotPrice(NamedTuple):
+    """What an hour cost on the spot market when it was looked up, at ``seen_at`` (Unix seconds)."""
+
+    price: Money
+    seen_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +169,12 @@ def prices() -> dict[tuple[str, str], Money]:
 
 
 @cache
-def spot_prices() -> dict[tuple[str, str], Money]:
-    """Return AWS's (zone, machine type) -> spot price an hour when it was last refreshed. None are packaged."""
-    return {(zone, name): Money(Decimal(amount), currency) for zone, name, amount, currency in _laid_over("aws_spot")}
+def spot_prices() -> dict[tuple[str, str], SpotPrice]:
+    """Return AWS's (zone, machine type) -> spot price when it was last refreshed. None are packaged."""
+    return {
+        (zone, name): SpotPrice(Money(Decimal(amount), currency), float(at or 0))
+        for zone, name, amount, currency, at in _laid_over("aws_spot")
+    }
 
 
 def price(cloud: str, region: str, instance_type: str, market: Market = Market.ON_DEMAND) -> Money | None:

@@ -13,38 +13,25 @@ The order, most important first:
 8. zones in turn over the regions (a of one, a of the next, b of one, ...), so that tries spread.
 
 No offer stands over ``max_price``: what is dearer, or has a price that neither we nor the cloud can hold to it, is
-passed over. So is what a budget cannot bear. A price that nobody knows is never shown as one.
+passed over; so is a spot machine that a fresh spot price puts above it, and what a budget cannot bear. A price that
+nobody knows is never shown as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
 from provisioner import catalog
-from provisioner.model import Market, Money, Offer
+from provisioner.model import Offer
 from provisioner.planner.blocks import Block
-from provisioner.planner.expected import Expected, Way, priced, spot_guess, way
+from provisioner.planner.match import Ceiling, Matcher, SpotPrices
 from provisioner.planner.memory import FailureMemory
-from provisioner.planner.pools import NOTHING, loss_rate
-from provisioner.planner.ranking import (
-    Basis,
-    Candidate,
-    PassedOver,
-    Plan,
-    Ranked,
-    Refused,
-    elsewhere,
-    lost_region,
-    lost_zone,
-)
+from provisioner.planner.ranking import Candidate, PassedOver, Plan, Ranked, lost_region, lost_zone
 from provisioner.planner.reasons import reason
 from provisioner.planner.terms import Terms
 
-Price = Callable[[Offer], Money | None]
 _UNLOST = (False, False)
-_UNFIT, _OVER_BUDGET = 2, 3
-"""How much these reasons weigh beside others: the nearer a place was to taking an offer, the more its reason says."""
 
 
 def rank(
@@ -55,8 +42,8 @@ def rank(
     now: float,
     lost: Offer | None = None,
     terms: Terms | None = None,
-    ceiling: Price = catalog.price_ceiling,
-    spot_price: Price = catalog.spot_price,
+    ceiling: Ceiling = catalog.price_ceiling,
+    spot_price: SpotPrices = catalog.spot_price,
     passed_over: Sequence[PassedOver] = (),
 ) -> Plan:
     """Rank offers. ``now`` is Unix seconds; ``lost`` the offer whose machine just went away.
@@ -64,21 +51,21 @@ def rank(
     ``ceiling`` tells the most that an hour can cost, ``spot_price`` what it cost when prices were last looked up. Every
     offer is either ranked or passed over; one that is given twice counts once.
     """
-    desk = _Desk(blocks, memory.forget(now), now, terms or Terms(), ceiling, spot_price)
+    matcher = Matcher(blocks, memory.forget(now), now, terms or Terms(), ceiling, spot_price)
     found: list[tuple[str, Offer, Candidate]] = []
     passed = list(passed_over)
     for key, offer in {offer.key: offer for offer in offers}.items():
-        place = desk.place(offer)
+        place = matcher.match(offer)
         if isinstance(place, Candidate):
             found.append((key, offer, place))
         else:
             passed.append(PassedOver(key, place.reason, offer, place.over_budget))
-    return Plan(tuple(_ranked(found, desk, lost)), tuple(passed))
+    return Plan(tuple(_ranked(found, matcher, lost)), tuple(passed))
 
 
-def _ranked(found: Sequence[tuple[str, Offer, Candidate]], desk: _Desk, lost: Offer | None) -> Iterator[Ranked]:
+def _ranked(found: Sequence[tuple[str, Offer, Candidate]], matcher: Matcher, lost: Offer | None) -> Iterator[Ranked]:
     """Yield what a place takes in its order. What zones of one machine type share is looked at once."""
-    terms = desk.terms
+    terms = matcher.terms
     alike = {id(one): one for _, _, one in found}
     figures = {name: _figures(one, terms) for name, one in alike.items()}
     step = {value: number for number, value in enumerate(sorted(set(figures.values())))}
@@ -93,7 +80,7 @@ def _ranked(found: Sequence[tuple[str, Offer, Candidate]], desk: _Desk, lost: Of
         return (
             special[0],
             places[name],
-            not desk.named(offer),
+            not matcher.named(offer),
             special[1],
             steps[name],
             turns[key],
@@ -103,199 +90,17 @@ def _ranked(found: Sequence[tuple[str, Offer, Candidate]], desk: _Desk, lost: Of
 
     told: dict[tuple[object, ...], str] = {}
     for _, offer, one in sorted(found, key=order):
-        named = desk.named(offer)
+        named = matcher.named(offer)
         late = one.expected.hours if one.late and one.expected is not None else 0.0
-        like = (one.kind, one.basis, late, one.at_most, named, lost is not None and lost_zone(offer, lost))
+        like = (one.kind, one.basis, id(one.seen), late, one.at_most, named, lost_zone(offer, lost))
         words = told.get(like)
         if words is None:
             words = told[like] = reason(one, offer, lost, terms, named=named)
         yield Ranked(offer, words, one.block.name, one.at_most, one.expected, one.basis, one.distance_ms)
 
 
-class _Desk:
-    """Looks at one offer after the other; zones of one machine type share their figures."""
-
-    def __init__(
-        self,
-        blocks: Sequence[Block],
-        memory: FailureMemory,
-        now: float,
-        terms: Terms,
-        ceiling: Price,
-        spot_price: Price,
-    ) -> None:
-        self.blocks = blocks
-        self.memory = memory
-        self.now = now
-        self.terms = terms
-        self.ceiling = ceiling
-        self.spot_price = spot_price
-        self._rates = {market: NOTHING.rate if market is Market.SPOT else 0.0 for market in Market}
-        self._regions = [{name: number for number, name in enumerate(block.regions)} for block in blocks]
-        self._zoned = any(block.zones for block in blocks)
-        self._named = {
-            (entry.offer.cloud, entry.offer.instance_type, entry.offer.market, zone)
-            for entry in memory.entries
-            for zone in entry.failure.elsewhere
-        }
-        self._found: dict[tuple[object, ...], Candidate | Refused] = {}
-        self._fits: dict[tuple[object, ...], tuple[list[tuple[int, str]], Money | None]] = {}
-        self._ways: dict[tuple[object, ...], Way | None] = {}
-        self._distances: dict[tuple[str, str], float | None] = {}
-
-    def named(self, offer: Offer) -> bool:
-        """Say whether a cloud named the zone as having room for this machine."""
-        return bool(self._named) and (offer.cloud, offer.instance_type, offer.market, offer.zone) in self._named
-
-    def place(self, offer: Offer) -> Candidate | Refused:
-        """Find the first place that takes an offer, or say why none does."""
-        if self.memory.entries:
-            refusal = self.memory.blocking(offer, self.now)
-            if refusal is not None:
-                failure, left = refusal.failure, refusal.until - self.now
-                return Refused(f"{failure.kind} ({failure.code}) for this {failure.scope}, tried again in {left:.0f} s")
-        rate, seen = self._rates[offer.market] if not self.terms.seen else loss_rate(offer, self.terms.seen), None
-        if offer.market is Market.SPOT and offer.price_per_hour is None:
-            seen = self.spot_price(offer)
-        zone = offer.zone if self._zoned else ""
-        # Of GPUs and prices the very objects: to compare them whole would cost more than what is saved here.
-        price = id(offer.price_per_hour)
-        kind = (
-            offer.cloud,
-            offer.region,
-            zone,
-            offer.instance_type,
-            offer.market,
-            id(offer.gpu),
-            offer.available,
-            price,
-        )
-        key = (kind, rate, id(seen))
-        found = self._found.get(key)
-        if found is None:
-            if kind not in self._fits:
-                self._fits[kind] = [_fit(block, offer) for block in self.blocks], self.ceiling(offer)
-            found = self._found[key] = self._judge(offer, kind, rate, seen)
-        return found
-
-    def _judge(self, offer: Offer, kind: tuple[object, ...], rate: float, seen: Money | None) -> Candidate | Refused:
-        reasons: list[tuple[int, str]] = []
-        fits, ceiling = self._fits[kind]
-        for position, (block, (weight, unfit)) in enumerate(zip(self.blocks, fits, strict=True)):
-            if unfit:
-                reasons.append((weight, unfit))
-            elif dear := self._too_dear(offer, block, ceiling):
-                reasons.append((_UNFIT, dear))
-            else:
-                candidate = self._reckon(offer, kind, position, ceiling, rate, seen)
-                if not (beyond := self._over_budget(candidate, rate)):
-                    return candidate
-                reasons.append((_OVER_BUDGET, beyond))
-        weight, words = max(reasons, key=lambda reason: reason[0], default=(0, "the configuration names no place"))
-        return Refused(words, over_budget=weight == _OVER_BUDGET)
-
-    def _too_dear(self, offer: Offer, block: Block, ceiling: Money | None) -> str:
-        cap = block.max_price
-        if cap is None or offer.market in block.held_markets:
-            return ""
-        if ceiling is None:
-            return f"the price is unknown{elsewhere(offer)}, so max_price {cap} cannot be kept"
-        if self.terms.usd(ceiling) > self.terms.usd(cap):
-            return f"{ceiling} an hour is over max_price {cap}"
-        return ""
-
-    def _reckon(
-        self,
-        offer: Offer,
-        kind: tuple[object, ...],
-        position: int,
-        ceiling: Money | None,
-        rate: float,
-        seen: Money | None,
-    ) -> Candidate:
-        block = self.blocks[position]
-        usd, cap = self.terms.usd, block.max_price if offer.market in block.held_markets else None
-        at_most = ceiling
-        if cap is not None and (ceiling is None or usd(ceiling) > usd(cap)):
-            at_most = cap  # the cloud itself holds the price to it
-        basis: Basis = ""
-        price = offer.price_per_hour
-        if price is not None:
-            basis = "price" if at_most == price else "cap"
-        elif seen is not None:
-            price = seen
-            basis = "seen" if cap is None or usd(price) <= usd(cap) else "cap"
-        elif ceiling is not None:
-            price = spot_guess(ceiling) if offer.market is Market.SPOT else ceiling
-            basis = "ceiling" if cap is None or usd(price) <= usd(cap) else "cap"
-        elif cap is not None:
-            basis = "cap"
-        terms = self.terms
-        outlook = self._expected(offer, cap if basis == "cap" else price, rate)
-        late = (
-            terms.work.known
-            and terms.seconds_left is not None
-            and outlook is not None
-            and outlook.hours * 3600.0 > terms.seconds_left
-        )
-        return Candidate(
-            offer=offer,
-            block=block,
-            position=position,
-            ceiling=ceiling,
-            price=price,
-            at_most=at_most,
-            basis=basis,
-            expected=outlook,
-            late=late,
-            distance_ms=self._distance(offer),
-            turn=self._regions[position].get(offer.region, len(block.regions)),
-            kind=kind,
-        )
-
-    def _expected(self, offer: Offer, price: Money | None, rate: float) -> Expected | None:
-        if price is None:
-            return None
-        key = (offer.cloud, offer.region, offer.gpu.name, rate)
-        if key not in self._ways:
-            self._ways[key] = way(offer, self.terms.work, rate, self.terms.stores)
-        found = self._ways[key]
-        return None if found is None else priced(found, price, self.terms.rate(price.currency))
-
-    def _distance(self, offer: Offer) -> float | None:
-        key = (offer.cloud, offer.region)
-        if key not in self._distances:
-            self._distances[key] = self.terms.distance_ms(offer)
-        return self._distances[key]
-
-    def _over_budget(self, one: Candidate, rate: float) -> str:
-        """Say why a budget cannot bear an offer, or nothing. This machine costs nothing to rent.
-
-        ``max_price`` has no part in it: a lower one must not bring an offer back.
-        """
-        left = self.terms.budget_left
-        if left is None or one.offer.cloud == "local":
-            return ""
-        if one.at_most is None:
-            return "nothing bounds its price, so policy.budget cannot be kept; set max_price"
-        if not self.terms.work.known or one.price is None:
-            return ""
-        found = self._expected(one.offer, one.price, rate)
-        cost = found.cost if found is not None else None
-        if cost is None or cost <= self.terms.usd(left):
-            return ""
-        return f"would cost about {cost:.2f} USD to the end, and policy.budget leaves {left}"
-
-
 def _place(one: Candidate, terms: Terms) -> int:
     return (0 if one.block.home else 1) if terms.by_cost else one.position
-
-
-def _fit(block: Block, offer: Offer) -> tuple[int, str]:
-    """Say why a place does not take a machine, whatever it costs, and how much that says; or nothing."""
-    if reason := block.mismatch(offer):
-        return (0 if offer.cloud != block.cloud else 1), reason
-    return _UNFIT, block.unfit(offer)
 
 
 def _figures(one: Candidate, terms: Terms) -> tuple[object, ...]:

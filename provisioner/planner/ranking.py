@@ -83,6 +83,7 @@ class Candidate(NamedTuple):
     ceiling: Money | None
     price: Money | None
     """What an hour is reckoned to cost, whatever ``max_price`` says."""
+    seen: catalog.SpotPrice | None
     at_most: Money | None
     basis: Basis
     expected: Expected | None

@@ -111,6 +111,10 @@ def _price_words(one: Candidate) -> str:
 def _reckoned(one: Candidate) -> str:
     if one.basis == "seen":
         return ", reckoned as last seen"
+    if one.basis == "cap" and one.seen is not None:
+        return f", which may be too low: {one.seen.price} an hour when last looked up, too long ago to count"
+    if one.basis == "cap" and one.price is not None:
+        return f", which may be too low: reckoned as {one.price}, {SPOT_SHARE:.0%} of the price on demand"
     return f", reckoned as {one.price}" if one.basis == "ceiling" and one.price != one.ceiling else ""
 
 

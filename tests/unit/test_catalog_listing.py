@@ -112,7 +112,7 @@ def test_what_a_refresh_found_is_laid_over_and_loses_nothing(tmp_path, capsys):
     found = {
         "aws_zones": overlay.Table((("us-east-1", "g4dn.xlarge", "az"), ("eu-west-9", "g9.xlarge", "a")), now, "EC2"),
         "aws_types": overlay.Table((("g9.xlarge", "L40S", "1", "46068", "4", "x86_64"),), now, "EC2"),
-        "aws_spot": overlay.Table((("us-east-1z", "g4dn.xlarge", "0.16", "USD"),), now, "EC2"),
+        "aws_spot": overlay.Table((("us-east-1z", "g4dn.xlarge", "0.16", "USD", f"{now}"),), now, "EC2"),
         "gcp_rates": overlay.Table((("us-central1", "T4", "", "0.11"),), now, "Billing"),
         "autodl_stock": overlay.Table((("westDC3", "RTX 4090", "12", "300"),), now, "AutoDL"),
     }
@@ -137,16 +137,18 @@ def test_what_a_refresh_found_is_laid_over_and_loses_nothing(tmp_path, capsys):
 
 
 def one_table(name, row, read_at=1.0):
-    return json.dumps({"format": 1, "tables": {name: {"read_at": read_at, "source": "x", "rows": [row]}}})
+    return json.dumps({"format": 2, "tables": {name: {"read_at": read_at, "source": "x", "rows": [row]}}})
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "", "{", "[]", "[" * 9_999, '{"format": 9, "tables": {}}',
-        '{"format": 1, "tables": {"aws_spot": {"rows": [["x"]]}}}',
-        one_table("aws_spot", ["us-east-1a", "g4dn.xlarge", "nan", "USD"]),
-        one_table("aws_spot", ["us-east-1a", "g4dn.xlarge", "-1", "USD"]),
+        '{"format": 2, "tables": {"aws_spot": {"rows": [["x"]]}}}',
+        one_table("aws_spot", ["us-east-1a", "g4dn.xlarge", "nan", "USD", "1"]),
+        one_table("aws_spot", ["us-east-1a", "g4dn.xlarge", "-1", "USD", "1"]),
+        one_table("aws_spot", ["us-east-1a", "g4dn.xlarge", "1", "USD", "1e18"]),
+        one_table("aws_spot", ["us-east-1a", "g4dn.xlarge", "1", "USD"]),
         one_table("aws_types", ["g4dn.xlarge", "T4", "1.5", "16384", "4", "x86_64"]),
         one_table("autodl_stock", ["westDC3", "RTX 4090", "inf", "3"]),
         one_table("autodl_prices", ["RTX 4090", "1.5"], read_at=float("nan")),
@@ -174,7 +176,7 @@ def test_newer_rows_lie_over_older_ones_and_an_empty_cell_takes_nothing_away():
 
 
 def test_the_file_of_a_refresh_is_read_back_as_it_was_written(tmp_path):
-    table = overlay.Table((("us-east-1a", "g4dn.xlarge", "0.2", "USD"),), 5.0, "EC2")
+    table = overlay.Table((("us-east-1a", "g4dn.xlarge", "0.2", "USD", "5"),), 5.0, "EC2")
     overlay.write(tmp_path / "deep" / "catalog.json", overlay.Overlay({"aws_spot": table}))
     assert overlay.read(tmp_path / "deep" / "catalog.json").tables == {"aws_spot": table}
     assert [file.name for file in (tmp_path / "deep").iterdir()] == ["catalog.json"]

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from provisioner import catalog
-from provisioner.catalog import geography
+from provisioner.catalog import SpotPrice, geography
 from provisioner.model import Failure, FailureKind, Gpu, Market, Money, Offer, Scope
 from provisioner.planner import Block, FailureMemory, Seen, Terms, Work, expected, pool, rank, speed
 
@@ -181,7 +181,7 @@ def test_a_spot_price_that_was_looked_up_is_reckoned_with_and_still_no_price():
         return found
 
     usual = Money(Decimal("0.526"), "USD")
-    seen = one(ceiling=lambda _: usual, spot_price=lambda _: Money(Decimal("0.2"), "USD"))
+    seen = one(ceiling=lambda _: usual, spot_price=lambda _: SpotPrice(Money(Decimal("0.2"), "USD"), 0))
     assert (seen.basis, seen.cost, seen.cost_at_most) == ("seen", Money(Decimal("2.2338"), "USD"), None)
     assert seen.at_most == blocks[0].max_price  # AWS holds it to that
     guessed = one(ceiling=lambda _: usual, spot_price=lambda _: None)
@@ -190,6 +190,48 @@ def test_a_spot_price_that_was_looked_up_is_reckoned_with_and_still_no_price():
     assert (capped.basis, capped.cost) == ("cap", None)
     assert capped.cost_at_most == Money(Decimal("4.4677"), "USD")  # 11.1692 h at 0.4 USD
     assert seen.offer.price_per_hour is guessed.offer.price_per_hour is None
+
+
+def held(cap, seen=None, ceiling="0.526", looked_up=0, budget=None):
+    """Plan one spot machine that AWS holds to ``cap``, at noon of the day in whose first second prices are read."""
+    block = Block("b", "aws", max_price=Money(Decimal(cap), "USD"), held_markets=frozenset({Market.SPOT}))
+    return rank(
+        [block], [offer(market=Market.SPOT, price=None, kind="g4dn.xlarge")],
+        memory=FailureMemory(), now=43200, terms=Terms(work=WORK, budget_left=budget),
+        ceiling=lambda _: ceiling and Money(Decimal(ceiling), "USD"),
+        spot_price=lambda _: seen and SpotPrice(Money(Decimal(seen), "USD"), looked_up),
+    )  # fmt: skip
+
+
+def test_a_limit_below_todays_spot_price_costs_no_call_and_below_an_older_or_a_reckoned_one_it_is_tried():
+    today = held("0.05", seen="0.31", looked_up=43200 - 3600)
+    assert today.ranked == ()
+    assert today.passed_over[0].reason == "the spot price is about 0.31 USD an hour, above max_price 0.05 USD"
+    (old,) = held("0.05", seen="0.31").ranked
+    assert old.reason.endswith(
+        "the cloud holds it to max_price 0.05 USD, which may be too low: 0.31 USD an hour when last looked up, "
+        "too long ago to count"
+    )
+    (reckoned,) = held("0.05").ranked
+    assert reckoned.reason.endswith(
+        "max_price 0.05 USD, which may be too low: reckoned as 0.2104 USD, 40% of the price on demand"
+    )
+    (unknown,) = held("0.05", ceiling=None).ranked
+    assert unknown.reason.endswith("the cloud holds it to max_price 0.05 USD")
+    assert held("0.31", seen="0.31", looked_up=43200).ranked
+
+
+def test_what_only_max_price_bounds_is_passed_over_when_the_budget_cannot_bear_that_price_to_the_end():
+    # 11.1692 h at 0.4 USD: 4.4677 USD
+    left = Money(Decimal(4), "USD")
+    dear = held("0.4", ceiling=None, budget=left)
+    assert dear.ranked == ()
+    assert dear.passed_over[0].reason == (
+        "may cost 4.47 USD to the end at max_price 0.4 USD, and policy.budget leaves 4 USD"
+    )
+    assert dear.passed_over[0].over_budget
+    assert held("0.4", ceiling=None, budget=Money(Decimal("4.5"), "USD")).ranked
+    assert held("0.3", ceiling=None, budget=left).ranked  # 3.35 USD at most
 
 
 def test_zones_of_one_type_keep_their_own_times_in_what_is_said():

@@ -109,7 +109,7 @@ def _types(ec2: Any, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _spot(ec2: Any, names: Sequence[str], now: float) -> Iterator[tuple[str, ...]]:
-    """Yield the newest price of each zone and type."""
+    """Yield the newest price of each zone and type, and when that was: now."""
     newest: dict[tuple[str, str], tuple[datetime, str]] = {}
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=list(names), ProductDescriptions=["Linux/UNIX", "Linux/UNIX (Amazon VPC)"],
@@ -122,7 +122,7 @@ def _spot(ec2: Any, names: Sequence[str], now: float) -> Iterator[tuple[str, ...
                 newest[key] = (at, item["SpotPrice"])
     for (zone, name), (_, amount) in sorted(newest.items()):
         if (price := _amount(amount)) is not None:
-            yield zone, name, price, "USD"
+            yield zone, name, price, "USD", f"{now:.0f}"
 
 
 def _prices(pricing: Any, regions: set[str]) -> tuple[_Rows, list[Missed]]:
