@@ -39,6 +39,11 @@ def heartbeat(epoch: int) -> str:
     return f"{EPOCHS}/{epoch}/heartbeat.json"
 
 
+def hint(epoch: int) -> str:
+    """Return the key of what the controller tells the node of an epoch about its end."""
+    return f"{EPOCHS}/{epoch}/hint.json"
+
+
 def bootstrap(epoch: int, token: str) -> str:
     """Return the key of what the machine of one claim is told at its start. Holds secrets; short-lived.
 

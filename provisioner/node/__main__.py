@@ -11,12 +11,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from provisioner.errors import ExitCode, FailoverError
-from provisioner.node import bootstrap, rooms
-from provisioner.node.supervisor import Supervisor
+from provisioner.node import bootstrap, health, rooms
+from provisioner.node.notices.signals import STOPPING
+from provisioner.node.supervisor import START_PATIENCE_S, Supervisor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         root = arguments.directory or arguments.bootstrap.resolve().parent / "node"
         lock = rooms.occupy(root)
         supervisor = Supervisor(boot, root, echo=_say, leave=os._exit)
+        supervisor.heartbeat.alive = partial(health.sign, root)
+        health.sign(root, START_PATIENCE_S + 60.0)  # no heartbeat before the epoch is taken
     except FailoverError as error:
         _say(f"{error}. {error.hint}" if error.hint else str(error))
         return int(error.exit_code)
@@ -41,9 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(ExitCode.COME_AGAIN)
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        supervisor.request_stop(f"signal {signal.Signals(number).name}")
+        supervisor.on_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPPING:
         signal.signal(number, stop)
     try:
         return int(supervisor.run() if arguments.give_up is None else supervisor.give_up(arguments.give_up))

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from signal import Signals
 from typing import Any, TypeVar
 
 from provisioner.checkpoint import epochs, workdir
@@ -25,7 +26,7 @@ from provisioner.errors import (
     Unreachable,
 )
 from provisioner.node import child as processes
-from provisioner.node import ending, environment, machine, notices, rooms
+from provisioner.node import ending, environment, machine, rooms
 from provisioner.node import heartbeat as heartbeats
 from provisioner.node.bootstrap import Bootstrap
 from provisioner.node.fencing import Eviction
@@ -34,10 +35,14 @@ from provisioner.node.heartbeat import Heartbeat
 from provisioner.node.keeping import Keeping
 from provisioner.node.logs import Log
 from provisioner.node.mailbox import Mailbox, Stop
+from provisioner.node.notices import signals
+from provisioner.node.notices.gpu import family
+from provisioner.node.notices.hints import Hints
+from provisioner.node.notices.watching import Lookout, sources
 from provisioner.node.patience import patiently
 from provisioner.node.progress import Progress
 from provisioner.node.stores import Stores
-from provisioner.node.verdict import Ended, Result, Verdict, judge, may_have_been_stopped
+from provisioner.node.verdict import Ended, Result, Verdict, is_surely_done, judge, may_have_been_stopped
 from provisioner.telemetry.events import EventLog, Redactor
 
 T = TypeVar("T")
@@ -46,12 +51,10 @@ START_PATIENCE_S = 300.0
 """How long a store that does not answer is asked before the training has started, in seconds."""
 END_PATIENCE_S = 600.0
 """How long the last commit and ``done.json`` are tried after the command has ended by itself, in seconds."""
-GRACE_S = 25.0
-"""What a SIGTERM leaves when nobody says how much, in seconds. ``FAILOVER_GRACE_S`` sets another."""
 
 
 class Supervisor:
-    """Runs one placement. ``request_stop`` may be called from a signal handler or another thread."""
+    """Runs one placement. ``on_signal`` may be called from a signal handler."""
 
     def __init__(
         self,
@@ -88,8 +91,17 @@ class Supervisor:
             boot.epoch,
             every_s=boot.heartbeat_s,
             sample=self._sample,
-            fence=lambda: epochs.check(once, boot.epoch, boot.token),
+            fence=self._fence,
             on_fenced=self._evict,
+            clock=clock,
+        )
+        self._once = once
+        self._hints = Hints(once, boot.epoch, every_s=boot.heartbeat_s)
+        self._lookout = Lookout(
+            sources(boot.cloud, environ, self._own_processes),
+            stop=self.mail.stop,
+            note=self._note,
+            grace_s=signals.grace_s(environ),
             clock=clock,
         )
         self._distrust: set[str] = set()
@@ -98,16 +110,14 @@ class Supervisor:
         self._keeping: Keeping | None = None
         self._child: processes.Child | None = None
         self._restored: Restored | None = None
-        self._watcher: notices.Watcher | None = None
         self._ttl_end = environment.end_of_life(boot, environ, clock())
         self._oom_kills = machine.oom_kills()
         self._disk_told = False
 
-    def request_stop(self, reason: str, seconds: float | None = None) -> None:
-        """Ask for a last checkpoint and the end, within ``seconds``."""
-        if seconds is None:
-            seconds = float(self._environ.get("FAILOVER_GRACE_S") or GRACE_S)
-        self.mail.stop(reason, seconds)
+    def on_signal(self, number: int) -> None:
+        """Ask for a last checkpoint and the end, within what the signal leaves."""
+        known = Signals(number)
+        self.mail.stop(f"signal {known.name}", signals.seconds_left(known, self._environ, self._clock()))
 
     def run(self) -> ExitCode:
         """Run to the end and return the exit code of the node."""
@@ -164,7 +174,7 @@ class Supervisor:
             return ExitCode.DONE if before.result == Result.DONE else ExitCode.JOB_FAILED
         if isinstance(first := self.heartbeat.before.get("first_step_at"), int | float):
             self.progress.first_step_at = float(first)  # the node was restarted, its placement was not
-        self._watch_for_notices()
+        self._lookout.start()
         self._bring_in()
         return self._train()
 
@@ -285,10 +295,9 @@ class Supervisor:
         code = follower.child.poll() or 0
         follower.child.clean_up()
         self.progress.poll()
-        if stop is None and may_have_been_stopped(self._ended(code, stop)):
-            if self._watcher is not None:
-                self._watcher.look()
-            stop = follower.late_stop()
+        if stop is None and not is_surely_done(self._ended(code, stop)):
+            self._lookout.look()  # a lost card, for example, ends the command before it is seen
+            stop = follower.late_stop() if may_have_been_stopped(code) else self.mail.first_stop()
         self._phase = "saving"
         left = (stop.left() if stop else self._end_patience()) - 1.0
         whole = keeping.finish(max(1.0, left))
@@ -416,18 +425,13 @@ class Supervisor:
             self._child.strike()
         self._leave(int(ExitCode.COME_AGAIN))
 
-    def _on_notice(self, notice: notices.Notice) -> None:
-        self.events.emit("notice", notice=notice.kind, deadline=notice.deadline)
-        if notice.final and notice.deadline is not None:
-            self.request_stop(f"notice: {notice.kind}", max(5.0, notice.deadline - self._clock()))
-        else:
-            self._say(f"the cloud gives notice: {notice.kind}; going on")
+    def _fence(self) -> None:
+        """Look at the fence, and at what the controller may have left beside it."""
+        epochs.check(self._once, self.boot.epoch, self.boot.token)
+        self._lookout.ask(self._hints)
 
-    def _watch_for_notices(self) -> None:
-        metadata = notices.source(self.boot.cloud, self._environ)
-        if metadata is not None:
-            self._watcher = notices.Watcher(metadata, self._on_notice, report=self._say)
-            self._watcher.start()
+    def _own_processes(self) -> set[int]:
+        return family(self._child.pid) if self._child is not None else set()
 
     def _ttl(self) -> Stop | None:
         if self._ttl_end is None:

@@ -56,7 +56,7 @@ class Verdict:
 
 def judge(ended: Ended) -> Verdict:
     """Decide. Code 0 is done only when the command ended by itself and had reached its last step, if that is known."""
-    if _is_surely_done(ended):
+    if is_surely_done(ended):
         return Verdict(Result.DONE, "")
     if ended.stop_reason:
         return Verdict(Result.STOPPED, ended.stop_reason)
@@ -68,12 +68,13 @@ def judge(ended: Ended) -> Verdict:
     return Verdict(Result.FAILED, _failure(ended, number))
 
 
-def may_have_been_stopped(ended: Ended) -> bool:
-    """Say whether a stop request that has not reached the node yet could be behind this end."""
-    return not _is_surely_done(ended) and (ended.code == 0 or _signal(ended.code) is not None)
+def may_have_been_stopped(code: int) -> bool:
+    """Say whether a signal that the command had, and the node has not had yet, could be behind this code."""
+    return code == 0 or _signal(code) is not None
 
 
-def _is_surely_done(ended: Ended) -> bool:
+def is_surely_done(ended: Ended) -> bool:
+    """Say whether the command has reached its end by its own word, whatever else was asked of it."""
     reached = ended.steps is not None and ended.step is not None and ended.step >= ended.steps
     return ended.code == 0 and (ended.done_file or reached)
 

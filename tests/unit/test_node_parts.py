@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.store import open_store
 from provisioner.errors import ConfigError, Fenced, Unreachable
-from provisioner.node import bootstrap, machine, notices, rooms
+from provisioner.node import bootstrap, machine, rooms
 from provisioner.node.heartbeat import Heartbeat
 from provisioner.node.logs import Log, split
 from provisioner.node.progress import Progress
@@ -183,55 +183,6 @@ def test_a_fenced_heartbeat_is_the_last():
     assert told.wait(5)
     beat.finish({"reason": "x"}, 1)
     assert store.get(layout.heartbeat(1)) is None
-
-
-class ScriptedMetadata(notices.Ec2Metadata):
-    """Answers from a script of (status, body)."""
-
-    def __init__(self, *answers):
-        super().__init__("http://127.0.0.1:1", clock=lambda: 1000.0)
-        self.answers = list(answers)
-        self.asked: list[tuple[str, str]] = []
-
-    def _ask(self, method, path, headers):
-        self.asked.append((method, path))
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-NOTICE = b'{"action": "terminate", "time": "1970-01-01T00:20:00Z"}'
-
-
-def test_r30_an_expired_token_is_renewed_once():
-    metadata = ScriptedMetadata((200, b"old"), (401, b""), (200, b"new"), (200, NOTICE))
-    notice = metadata.look()
-    assert notice == notices.Notice("spot terminate", 1200.0, final=True)
-    assert [method for method, _ in metadata.asked] == ["PUT", "GET", "PUT", "GET"]
-
-
-def test_r30_a_service_that_is_away_is_asked_on_and_reported_once():
-    lines: list[str] = []
-    seen: list[notices.Notice] = []
-    away = notices.MetadataAway("TimeoutError")
-    metadata = ScriptedMetadata(
-        away, (503, b""), away, (200, b"t"), (404, b""), (404, b""), (200, NOTICE), (200, NOTICE)
-    )
-    watcher = notices.Watcher(metadata, seen.append, report=lines.append)
-    for _ in range(6):
-        watcher.look()
-    assert len(seen) == 1
-    assert len(lines) == 2
-    assert "asking on" in lines[0]
-    assert "answers again" in lines[1]
-
-
-def test_a_rebalance_recommendation_is_advice():
-    metadata = ScriptedMetadata((200, b"t"), (404, b""), (200, b'{"noticeTime": "2020-10-26T23:42:18Z"}'))
-    notice = metadata.look()
-    assert notice is not None
-    assert notice.final is False
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+"""Spot interruptions and rebalance recommendations, from the EC2 metadata service (version 2).
+
+Source: EC2 user guide, "Spot Instance interruption notices" and "EC2 instance rebalance recommendations".
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from provisioner.node.notices.asking import TIMEOUT_S, Answer, ask
+from provisioner.node.notices.source import Notice, SourceAway
+
+DEFAULT_ENDPOINT = "http://169.254.169.254"
+NOTICE_S = 120.0
+"""What EC2 gives between the notice and the end, in seconds."""
+_TOKEN_S = 21600
+
+
+class Ec2:
+    """Asks every two seconds: the service cannot be waited for. ``timeout_s`` is for each request."""
+
+    name = "the EC2 metadata service"
+    every_s = 2.0
+
+    def __init__(
+        self,
+        endpoint: str = DEFAULT_ENDPOINT,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Ask nothing yet. ``clock`` gives Unix seconds."""
+        self._endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._token = ""
+        self._lock = threading.Lock()
+
+    def watch(self, wait_s: float) -> Notice | None:  # noqa: ARG002 - part of the contract
+        """Return the strongest notice there is. Raises SourceAway."""
+        with self._lock:
+            action = self._get("/latest/meta-data/spot/instance-action")
+            if action is not None:
+                deadline = _unix(action.get("time")) or self._clock() + NOTICE_S
+                return Notice(f"spot {action.get('action')}", self.name, deadline)
+            if self._get("/latest/meta-data/events/recommendations/rebalance") is not None:
+                return Notice("rebalance recommendation", self.name, final=False)
+            return None
+
+    def _get(self, path: str) -> dict[str, object] | None:
+        for _ in range(2):
+            if not self._token:
+                headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
+                granted = self._ask("PUT", "/latest/api/token", headers)
+                if granted.status != 200:
+                    raise SourceAway(f"the token request got {granted.status}")
+                self._token = granted.body.decode("latin-1").strip()
+            answer = self._ask("GET", path, {"X-aws-ec2-metadata-token": self._token})
+            if answer.status == 401:  # the token has run out
+                self._token = ""
+                continue
+            if answer.status == 404:
+                return None
+            if answer.status != 200:
+                raise SourceAway(f"{path} got {answer.status}")
+            return _object(answer.body)
+        raise SourceAway("a fresh token was refused")
+
+    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        return ask(self._endpoint, method, path, headers, timeout_s=self._timeout_s)
+
+
+def _object(body: bytes) -> dict[str, object]:
+    try:
+        value = json.loads(body)
+    except ValueError as error:
+        raise SourceAway("the answer is not JSON") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _unix(text: object) -> float | None:
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

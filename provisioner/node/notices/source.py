@@ -1,0 +1,50 @@
+"""What every source of notices is, and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a source says now. ``deadline`` is Unix time; None: it does not say when.
+
+    A final notice ends the placement. Any other is advice, which goes into the log and ends nothing.
+    """
+
+    kind: str
+    source: str
+    deadline: float | None = None
+    detail: str = ""
+    final: bool = True
+
+
+class SourceAway(Exception):
+    """The source gave no usable answer this time. It is asked again."""
+
+
+class SourceAbsent(Exception):
+    """This machine has no such source. It is not asked again."""
+
+
+class Source(Protocol):
+    """One place that notices come from. It is asked in a thread of its own, so it may block."""
+
+    @property
+    def name(self) -> str:
+        """Return its name, as the log calls it."""
+        ...
+
+    @property
+    def every_s(self) -> float:
+        """Return the least time between the begins of two questions, in seconds."""
+        ...
+
+    def watch(self, wait_s: float) -> Notice | None:
+        """Return the strongest notice that holds, None where none does.
+
+        A source that can be waited for waits up to ``wait_s`` seconds for a change; at 0 it answers at once. Raises
+        SourceAway, SourceAbsent.
+        """
+        ...
