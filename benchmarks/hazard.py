@@ -1,7 +1,8 @@
 """How well the hazard foretells losses, and what it does for the interval: `python benchmarks/hazard.py DIR`.
 
 DIR holds traces of spot availability as JSON, `{"metadata": {"gap_seconds": s}, "data": [0, 1, ...]}`; those of
-"Can't Be Late" (NSDI 2024) are at github.com/skypilot-org/spot-traces and have no licence, so they are not part of this project.
+"Can't Be Late" (NSDI 2024) are at github.com/skypilot-org/spot-traces. They have no licence, so they are not part of
+this project.
 
 Foretelling: at each sample at which the machine is there, what chance does a model give that it is gone at the next?
 The score is the log-loss per hour (lower is better), mean over the traces. Each model learns from what went before in
@@ -116,12 +117,17 @@ def trained(lives: Sequence[Life], cost_s: float, choose: Callable[[Seen, float]
     return total
 
 
+def fixed(every_s: float) -> Callable[[Seen, float], float]:
+    """Return the choice of one interval for all time."""
+    return lambda _seen, _at: every_s
+
+
 def shares(traces: Sequence[Trace], cost_s: float) -> list[float]:
     """Return, by trace, what our intervals train as a share of the best fixed interval."""
     found, draw = [], random.Random(7)
     for trace in traces:
         lives = [Life(one.seconds - draw.random() * trace.gap_s, lost=True) if one.lost else one for one in trace.lives]
-        best = max(trained(lives, cost_s, lambda _seen, _at, every=every: every) for every in FIXED_S)
+        best = max(trained(lives, cost_s, fixed(every)) for every in FIXED_S)
         ours = trained(lives, cost_s, lambda seen, at: interval_s(cost_s, seen.rate_at(at / 3600.0)))
         if best > 0.0:
             found.append(ours / best)

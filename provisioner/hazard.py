@@ -1,9 +1,9 @@
 """How often spot machines are taken back: by what was seen of a pool, what is usual, and how old the machine is.
 
 A young machine is taken back far more often than an old one. In the traces of "Can't Be Late" (NSDI 2024) the rate
-falls from 1.6 losses an hour in the first quarter of an hour to 0.05 after 16 h. So the hazard of a pool is a Gamma-Poisson
-mix times a power of the age; ``benchmarks/hazard.py`` scores it on the traces. The hour of the day was tried too: it
-made the score 0.4 % better, which is not worth its code.
+falls from 1.6 losses an hour in the first quarter of an hour to 0.05 after 16 h. So the hazard of a pool is a
+Gamma-Poisson mix times a power of the age; ``benchmarks/hazard.py`` scores it on the traces. The hour of the day was
+tried too: it made the score 0.4 % better, which is not worth its code.
 """
 
 from __future__ import annotations

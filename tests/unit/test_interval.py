@@ -27,6 +27,10 @@ def trained(lives: Sequence[float], cost_s: float, choose: Callable[[Seen, float
     return total
 
 
+def fixed(every_s: float) -> Callable[[Seen, float], float]:
+    return lambda _seen, _at: every_s
+
+
 @pytest.mark.parametrize("cost_s", [1.0, 10.0, 60.0])
 @pytest.mark.parametrize(
     ("mean_h", "shape"), [(0.7, 1.0), (4.0, 1.0), (4.0, 0.45)], ids=["short", "long", "young ones die"]
@@ -37,7 +41,7 @@ def test_the_interval_is_within_3_percent_of_the_best_fixed_one_with_hindsight(
     draw = random.Random(11)
     scale = mean_h * 3600.0 / {1.0: 1.0, 0.45: 2.479}[shape]  # the mean of a Weibull is scale * gamma(1 + 1 / shape)
     lives = [draw.weibullvariate(scale, shape) for _ in range(600)]
-    best = max(trained(lives, cost_s, lambda _seen, _at, every=every: every) for every in FIXED_S)
+    best = max(trained(lives, cost_s, fixed(every)) for every in FIXED_S)
     ours = trained(lives, cost_s, lambda seen, at: interval_s(cost_s, seen.rate_at(at / 3600.0)))
     assert ours >= 0.97 * best
 
