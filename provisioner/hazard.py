@@ -8,6 +8,7 @@ tried too: it made the score 0.4 % better, which is not worth its code.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,11 +46,12 @@ class Seen:
 
     def rate_at(self, age_h: float, *, warned: bool = False) -> float:
         """Losses an hour for a machine of this age in hours. ``warned``: the cloud has recommended to leave it."""
-        rate = (PRIOR_LOSSES + self.losses) / (PRIOR_WEIGHT + self.weight) * (max(0.0, age_h) + YOUTH_H) ** -AGING
+        young = math.pow(max(0.0, age_h) + YOUTH_H, -AGING)
+        rate = (PRIOR_LOSSES + self.losses) / (PRIOR_WEIGHT + self.weight) * young
         return rate * WARNED if warned else rate
 
 
 def life(hours: float, *, lost: bool) -> Seen:
     """Return what one machine's life says: it ran for ``hours``, and was taken back or not."""
     rest = 1.0 - AGING
-    return Seen(hours, int(lost), ((hours + YOUTH_H) ** rest - YOUTH_H**rest) / rest)
+    return Seen(hours, int(lost), (math.pow(hours + YOUTH_H, rest) - math.pow(YOUTH_H, rest)) / rest)
