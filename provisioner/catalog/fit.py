@@ -67,13 +67,13 @@ def unfit(machine: Machine, request: Wanted, *, named: bool) -> str:
     if not matches(request.gpus, machine.gpu):
         return f"{name} has {machine.gpu}, the job asks for {' or '.join(request.gpus)}"
     if machine.gpu_count < request.count:
-        return f"{name} has {machine.gpu_count} GPU, the job asks for {request.count}"
+        return f"{name} has {_cards(machine)}, the job asks for {request.count}"
     if vram_gb(machine) < request.min_vram_gb:
         return f"{name} has {vram_gb(machine):g} GB a card, the job asks for {request.min_vram_gb:g}"
     if problem := cuda_problem(machine.gpu, request.cuda):
         return f"{name}: {problem}"
     if not named and machine.gpu_count > right_size(machine, request.count):
-        more = f"{name} has {machine.gpu_count} GPUs, the job asks for {request.count}"
+        more = f"{name} has {_cards(machine)}, the job asks for {request.count}"
         where = "instance_types" if machine.cloud == "aws" else "machine_types"
         return f"{more}; name it under {where} to take it all the same"
     return ""
@@ -129,6 +129,10 @@ def unusable(machine: Machine) -> str:
     if machine.gpu_count == 0:
         return f"{name} holds a slice of one {machine.gpu} ({vram_gb(machine):g} GB), not a whole one"
     return ""
+
+
+def _cards(machine: Machine) -> str:
+    return f"{machine.gpu_count} GPU{'' if machine.gpu_count == 1 else 's'}"
 
 
 def _group(gpu: str) -> str:

@@ -8,15 +8,17 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from provisioner.cli.catalog_table import ages_json, print_ages, print_regions, print_types, row_json
+from provisioner.cli import streams
+from provisioner.cli.catalog_table import ages_json, print_ages, print_regions, print_types, row_json, tell_fault
 from provisioner.cli.output import print_json
 from provisioner.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
+    from provisioner.catalog.refresh import Found
     from provisioner.model import Money
 
 _CLOUDS = ("autodl", "aws", "gcp")
@@ -92,8 +94,7 @@ def ls_command(  # noqa: PLR0917 - click's signature
         if rows:
             (print_regions if by_region or regions else print_types)(rows)
         print_ages(known, now)
-    if fault := ages.fault():
-        click.echo(f"the last refresh is not used: {fault}", err=True)
+    tell_fault()
     if not rows:
         click.echo("no machine matches", err=True)
         ctx.exit(int(ExitCode.NO_OFFER))
@@ -120,54 +121,64 @@ def refresh_command(
     left out unless it is named. Nothing that is known is lost: rows are added or renewed. Exit code 5: a cloud that was
     named, or every cloud, could not be read, wholly or in part.
     """
-    from provisioner.catalog import ages, overlay, tables
-    from provisioner.catalog.refresh.found import together
+    from provisioner.catalog.refresh import Found
 
     asked = clouds or _CLOUDS
+    _refuse_idle(ctx, asked, regions, offline=offline)
     aws_regions = tuple(_region(name, ("aws",)) for name in regions)
-    missed: list[Any] = []
-    read: dict[str, Any] = {}
+    found = Found()
     if not offline:
-        from provisioner.cli.catalog_refresh import READERS, NoAccount, Question
+        from provisioner.cli.catalog_refresh import Question, ask, keep
 
-        question = Question(os.environ, aws_regions, project, time.time())
-        for cloud in asked:
-            try:
-                found = READERS[cloud](question)
-            except NoAccount as error:
-                missed.append(error.missed)
-                continue
-            read.update(found.tables)
-            missed += found.missed
-        if read:
-            file = overlay.path(os.environ)
-            try:
-                overlay.write(file, tables.found().merged(read))
-            except OSError as error:
-                hint = "set FAILOVER_CACHE_DIR to a folder that can be written"
-                raise ConfigError(f"{file}: cannot be written: {error.strerror}", hint=hint) from error
-            tables.forget()
+        found = ask(asked, Question(os.environ, aws_regions, project, time.time(), _done))
+        if found.tables:
+            keep(found.tables, os.environ)
+    _print_refreshed(found, asked, as_json=as_json)
+    tell_fault()
+    if found.missed and (clouds or not found.tables):
+        ctx.exit(int(ExitCode.CLOUD_REFUSED))
+
+
+def _refuse_idle(ctx: click.Context, clouds: Sequence[str], regions: Sequence[str], *, offline: bool) -> None:
+    """Refuse options that would have no effect. A project in the environment is no option."""
+    from click.core import ParameterSource
+
+    project = ctx.get_parameter_source("project") is ParameterSource.COMMANDLINE
+    if offline and (regions or project):
+        raise click.UsageError("--offline asks nobody: leave out --region and --project")
+    for option, given, cloud in (("--region", bool(regions), "aws"), ("--project", project, "gcp")):
+        if given and cloud not in clouds:
+            raise click.UsageError(f"{option} is for {cloud}, and --cloud leaves that out")
+
+
+def _done(source: str, rows: int) -> None:
+    """Tell of a source that has been read, as it ends."""
+    streams.tell(f"{source}: {rows} row{'' if rows == 1 else 's'}")
+
+
+def _print_refreshed(found: Found, clouds: Sequence[str], *, as_json: bool) -> None:
+    from provisioner.catalog import ages
+    from provisioner.catalog.refresh.found import together
+
     now = time.time()
-    known = [one for one in ages.ages() if one.cloud in asked]
-    lacking = list(together(missed))
+    known = [one for one in ages.ages() if one.cloud in clouds]
+    lacking = list(together(found.missed))
     if as_json:
         print_json(
             {
-                "refreshed": {name: len(table.rows) for name, table in sorted(read.items())},
+                "refreshed": {name: len(table.rows) for name, table in sorted(found.tables.items())},
                 "missed": [
                     {"cloud": cloud, "what": what, "why": why, "regions": where} for cloud, what, why, where in lacking
                 ],
                 "tables": [ages_json(one, now) for one in known],
             }
         )
-    else:
-        for name, table in sorted(read.items()):
-            click.echo(f"{name}: {len(table.rows)} rows from {table.source}")
-        for cloud, what, why, where in lacking:
-            click.echo(f"{cloud}: {what} not refreshed{_in(where)}: {why}", err=True)
-        print_ages(known, now)
-    if missed and (clouds or not read):
-        ctx.exit(int(ExitCode.CLOUD_REFUSED))
+        return
+    for name, table in sorted(found.tables.items()):
+        click.echo(f"{name}: {len(table.rows)} rows from {table.source}")
+    for cloud, what, why, where in lacking:
+        click.echo(f"{cloud}: {what} not refreshed{_in(where)}: {why}", err=True)
+    print_ages(known, now)
 
 
 def _in(places: Sequence[str]) -> str:

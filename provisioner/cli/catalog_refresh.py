@@ -7,8 +7,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from provisioner.catalog.refresh import Found, Missed
-from provisioner.errors import CloudError, FailoverError
+from provisioner.catalog import overlay, tables
+from provisioner.catalog.overlay import Table
+from provisioner.catalog.refresh import Done, Found, Missed
+from provisioner.errors import CloudError, ConfigError, FailoverError
 from provisioner.model import Money
 
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -32,12 +34,16 @@ class NoAccount(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked for: with which environment, which AWS regions (none: all), as which project, at what time."""
+    """What is asked for: with which environment, which AWS regions (none: all), as which project, at what time.
+
+    ``done`` is told of each source as it ends.
+    """
 
     environ: Mapping[str, str]
     regions: Sequence[str]
     project: str | None
     now: float
+    done: Done
 
 
 def ask_aws(question: Question) -> Found:
@@ -58,8 +64,9 @@ def ask_aws(question: Question) -> Found:
     config = Config(retries={"mode": "standard", "max_attempts": _TRIES}, connect_timeout=5, read_timeout=_TIMEOUT_S)
     regions = question.regions or [name for name in catalog.regions("aws") if not name.startswith(("cn-", "us-gov-"))]
     return aws.refresh(
-        lambda service, region: session.client(service, region_name=region, config=config), regions, now=question.now
-    )
+        lambda service, region: session.client(service, region_name=region, config=config), regions,
+        now=question.now, done=question.done,
+    )  # fmt: skip
 
 
 def ask_gcp(question: Question) -> Found:
@@ -70,7 +77,7 @@ def ask_gcp(question: Question) -> Found:
 
     token, project = _google(question)
     with httpx.Client(timeout=_TIMEOUT_S, headers={"Authorization": f"Bearer {token}"}) as http:
-        return gcp.refresh(_get(http, question.environ), project, now=question.now)
+        return gcp.refresh(_get(http, question.environ), project, now=question.now, done=question.done)
 
 
 def ask_autodl(question: Question) -> Found:
@@ -95,10 +102,36 @@ def ask_autodl(question: Question) -> Found:
                     if price is not None:
                         yield names[0], Money(price.amount / one.gpu_count, price.currency)
 
-        return autodl.refresh(client.gpu_stock, prices, catalog.AUTODL_REGIONS, now=question.now)
+        return autodl.refresh(client.gpu_stock, prices, catalog.AUTODL_REGIONS, now=question.now, done=question.done)
 
 
 READERS: Mapping[str, Callable[[Question], Found]] = {"autodl": ask_autodl, "aws": ask_aws, "gcp": ask_gcp}
+
+
+def ask(clouds: Sequence[str], question: Question) -> Found:
+    """Ask one cloud after the other; of one without credentials everything is missed."""
+    read: dict[str, Table] = {}
+    missed: list[Missed] = []
+    for cloud in clouds:
+        try:
+            found = READERS[cloud](question)
+        except NoAccount as error:
+            missed.append(error.missed)
+            continue
+        read.update(found.tables)
+        missed += found.missed
+    return Found(read, tuple(missed))
+
+
+def keep(read: Mapping[str, Table], environ: Mapping[str, str]) -> None:
+    """Lay tables over what earlier refreshes found, in the cache directory. Raises ConfigError."""
+    file = overlay.path(environ)
+    try:
+        overlay.write(file, tables.found().merged(read))
+    except OSError as error:
+        hint = "set FAILOVER_CACHE_DIR to a folder that can be written"
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}", hint=hint) from error
+    tables.forget()
 
 
 def _google(question: Question) -> tuple[str, str]:

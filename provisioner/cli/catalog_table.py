@@ -97,6 +97,14 @@ def print_ages(ages: Sequence[Age], now: float) -> None:
         click.echo(f"{cloud}: {', '.join(words)}", err=True)
 
 
+def tell_fault() -> None:
+    """Say on stderr where the file of the last refresh cannot be used, and why."""
+    from provisioner.catalog import ages
+
+    if fault := ages.fault():
+        click.echo(f"the last refresh is not used: {fault}", err=True)
+
+
 def _cards(row: Row) -> str:
     return row.gpu if row.count == 1 else f"{row.count} x {row.gpu}"
 

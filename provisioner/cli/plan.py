@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from provisioner.cli.catalog_table import tell_fault
 from provisioner.cli.output import print_json
+from provisioner.errors import ExitCode
 
 if TYPE_CHECKING:
     from provisioner.config import Config
@@ -25,7 +27,9 @@ FILE = Path("failover.yaml")
 @click.option("--why", metavar="OFFER", help="Explain one offer with its numbers: CLOUD/ZONE/TYPE[/MARKET].")
 @click.option("--all", "whole", is_flag=True, help="Print every row, not the first 20.")
 @click.option(
-    "--round-trips", is_flag=True, help="Measure the way to each region; of equal offers the nearer comes first."
+    "--round-trips",
+    is_flag=True,
+    help="Time a connection from here to each region; of offers of equal cost the one that answers sooner comes first.",
 )
 @click.option(
     "--terraform",
@@ -33,7 +37,9 @@ FILE = Path("failover.yaml")
     type=click.Path(file_okay=False, path_type=Path),
     help="Write a stack for the best AWS or GCP offer into this new directory, and stop.",
 )
+@click.pass_context
 def plan(
+    ctx: click.Context,
     file: Path | None,
     named: Path | None,
     *,
@@ -46,21 +52,28 @@ def plan(
     """Show where the job of FILE would run, best first, and why not elsewhere.
 
     Costs are expected ones, from now to the end of the job (`job.estimate` says how long it is). With --terraform
-    nothing is claimed: `terraform apply` in that directory starts the machine, which runs the job.
+    nothing is claimed: `terraform apply` in that directory starts the machine, which runs the job. Exit code 3: there
+    is nothing to try.
     """
     from provisioner.config import load
 
     if file is not None and named is not None:
         raise click.UsageError("name the file once")
+    if target is not None and (why is not None or whole or round_trips):
+        raise click.UsageError("--terraform takes the best offer: leave out --why, --all and --round-trips")
+    if why is not None and whole:
+        raise click.UsageError("--why explains one offer: leave out --all")
     path = file or named or FILE
     config = load(path)
+    tell_fault()
     if target is not None:
         _write(config, path, target, as_json=as_json)
-        return
-    _show(config, why=why, as_json=as_json, whole=whole, round_trips=round_trips)
+    elif not _show(config, why=why, as_json=as_json, whole=whole, round_trips=round_trips):
+        ctx.exit(int(ExitCode.NO_OFFER))
 
 
-def _show(config: Config, *, why: str | None, as_json: bool, whole: bool, round_trips: bool) -> None:
+def _show(config: Config, *, why: str | None, as_json: bool, whole: bool, round_trips: bool) -> bool:
+    """Print the plan, or what it says of one offer; say whether that answers the question."""
     from provisioner.cli import plan_text
     from provisioner.controller.copy_prices import copy_prices
     from provisioner.controller.stores import place, stores
@@ -80,14 +93,15 @@ def _show(config: Config, *, why: str | None, as_json: bool, whole: bool, round_
             print_json(plan_text.explained_json(ranking, why, made))
         else:
             click.echo(plan_text.explained(ranking, why, made))
-        return
+        return True
     copies = copy_prices(found[1:], [one.offer for one in ranking.ranked])
     if as_json:
         print_json({**plan_text.plan_json(ranking), "replicas": [plan_text.copy_json(copy) for copy in copies]})
-        return
-    plan_text.print_plan(ranking, copies, whole=whole)
+    else:
+        plan_text.print_plan(ranking, copies, whole=whole)
     if not ranking.ranked:
         click.echo("nothing to try: see what was passed over, and why", err=True)
+    return bool(ranking.ranked)
 
 
 def _write(config: Config, path: Path, target: Path, *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from provisioner.cli.plan_passed import passed_rows
 from provisioner.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def print_plan(plan: Plan, copies: Sequence[CopyPrice], *, whole: bool) -> None:
     if len(shown) < len(rows):
         left = len(rows) - len(shown)
         click.echo(f"... and {left} {'row' if left == 1 else 'rows'} more: --all shows them")
-    _print_list("passed over", _passed_rows(plan.passed_over), whole=whole)
+    _print_list("passed over", passed_rows(plan.passed_over, whole=whole), whole=whole)
     _print_list("copies", _copy_rows(copies), whole=whole)
     _print_list("notes", plan.notes, whole=True)
 
@@ -203,30 +204,6 @@ def _row(tries: str, one: Ranked, offers: Sequence[Any]) -> list[str]:
 def _columns(tries: str, machine: str, market: str, hour: str, cost: str, time: str) -> str:
     """Lay out a row. Columns give way to what is longer than usual."""
     return f"{tries:>7} {machine:<20} {market:<9} {hour:>13} {cost:>13} {time:>8}".rstrip()
-
-
-def _passed_rows(passed_over: Sequence[PassedOver]) -> Iterator[str]:
-    """Yield a line for each reason, with all that it holds for; zones of one type are counted."""
-    rows: dict[tuple[str, str], dict[str, int]] = {}
-    for one in passed_over:
-        where, what, reason = _told(one)
-        counts = rows.setdefault((where, reason), {})
-        counts[what] = counts.get(what, 0) + (1 if one.offer is not None else 0)
-    for (where, reason), counts in rows.items():
-        named = ", ".join(f"{what} ({zones} zones)" if zones > 1 else what for what, zones in counts.items())
-        yield (f"{where}: " if where else "") + named + reason
-
-
-def _told(one: PassedOver) -> tuple[str, str, str]:
-    """Return where something is, what it is, and why it is passed over, so that what shares a reason shares a line."""
-    where, _, what = one.subject.rpartition("/")
-    if one.offer is not None:
-        offer = one.offer
-        what = "/".join(part for part in (offer.cloud, offer.region, offer.instance_type, offer.market) if part)
-        return "", what, f": {one.reason}"
-    if one.reason.startswith(f"{what} "):
-        return where, what, one.reason.removeprefix(what)
-    return "", one.subject, f": {one.reason}"
 
 
 def _copy_rows(copies: Iterable[CopyPrice]) -> Iterator[str]:

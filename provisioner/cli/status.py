@@ -31,6 +31,8 @@ def status(names: tuple[str, ...], *, failures: bool, forget: bool, as_json: boo
 
     It reads the state directory and asks no cloud.
     """
+    if failures and forget:
+        raise click.UsageError("--failures shows and --forget forgets: give one of them")
     if failures or forget:
         from provisioner.cli import failures as known
 
@@ -77,6 +79,8 @@ def _show(job: str | None, *, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the controller's events instead, one JSON object a line.")
 def logs(job: str, *, epoch: int | None, follow: bool, as_json: bool) -> int:
     """Print what the training of JOB has printed, over all its machines, from the store."""
+    if as_json and (follow or epoch is not None):
+        raise click.UsageError("--json prints the controller's events: leave out --epoch and --follow")
     directory, record = _known(job)
     if as_json:
         for event in _events(directory):

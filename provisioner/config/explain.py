@@ -42,11 +42,17 @@ def explain(errors: Iterable[ErrorDetails], document: Document, file: str, root:
         for error, loc in found
         if error["type"] == "extra_forbidden" and (meant := closest(str(loc[-1]), _keys(loc[:-1], root)))
     }
+    told = set()
     for error, loc in found:
         if error["type"] == "too_short" and error["input"]:
             continue  # pydantic counts the valid items; each invalid one has its own line
         if error["type"] == "missing" and loc in misspelt:
             continue  # its misspelling has a line
+        if error["type"] == "missing" and loc in document.scalars:
+            if loc not in told:
+                yield Mistake(file, document.line(loc), dotted(loc), *_empty(loc, found))
+            told.add(loc)
+            continue
         message, hint = _words(error, loc, document, root)
         yield Mistake(file, document.line(loc), dotted(loc), message, hint)
 
@@ -77,6 +83,12 @@ def _words(error: ErrorDetails, loc: Loc, document: Document, root: type[BaseMod
     if kind in {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}:
         return _out_of_range(kind, context, loc, document)
     return _not_a(kind, error, loc, document)
+
+
+def _empty(loc: Loc, found: Iterable[tuple[ErrorDetails, Loc]]) -> tuple[str, str]:
+    """Name all that a section without keys lacks."""
+    lacking = [str(error["loc"][-1]) for error, place in found if place == loc and error["type"] == "missing"]
+    return "the section is empty", f"write below it, indented: {', '.join(f'{name}:' for name in lacking)}"
 
 
 def _clock_time(error: ErrorDetails, loc: Loc, document: Document) -> tuple[str, str] | None:

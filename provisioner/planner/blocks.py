@@ -69,7 +69,8 @@ class Block:
             has = f"{gpu.vram_gb:g} GB" if gpu.vram_gb else "an unknown amount of memory"
             return f"has {has} a card, the job asks for {self.min_vram_gb:g} GB"
         if offer.available is not None and offer.available < max(1, gpu.count):
-            return f"{offer.available} cards are free, {gpu.count} are needed" if offer.available else "no card is free"
+            free = {0: "no card is", 1: "1 card is"}.get(offer.available, f"{offer.available} cards are")
+            return f"{free} free, {gpu.count} are needed" if offer.available else f"{free} free"
         return catalog.cuda_problem(gpu.name, self.cuda) or self._wrong_driver(gpu.name)
 
     def _wrong_driver(self, name: str) -> str:

@@ -18,7 +18,7 @@ Ceiling = Callable[[Offer], Money | None]
 SpotPrices = Callable[[Offer], catalog.SpotPrice | None]
 """What an offer cost on the spot market when it was last looked up; None: unknown."""
 FRESH_S = 6 * 3600.0
-"""A spot price that was looked up within this time is taken for today's: AWS moves its prices slowly, over days."""
+"""A spot price that was looked up within this time, in seconds, is taken for the price of now."""
 _UNFIT, _OVER_BUDGET = 2, 3
 """How much these reasons weigh beside others: the nearer a place was to taking an offer, the more its reason says."""
 

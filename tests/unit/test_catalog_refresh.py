@@ -134,7 +134,10 @@ def test_aws_is_read_region_by_region_and_what_one_refuses_is_named():
             session: Any = boto3.Session(region_name=region, **KEYS)
             return session.client(service, endpoint_url=url)
 
-        found = aws.refresh(client, ["us-east-1", "af-south-1"], now=NOW)
+        ended: dict[str, int] = {}
+        found = aws.refresh(client, ["us-east-1", "af-south-1"], now=NOW, done=ended.__setitem__)
+    assert ended.keys() == {"aws/us-east-1", "aws/af-south-1", "aws price list"}
+    assert (ended["aws/us-east-1"] > 40, ended["aws/af-south-1"], ended["aws price list"]) == (True, 0, 1)
     zones = {row[:2]: row[2] for row in found.tables["aws_zones"].rows}
     assert zones["us-east-1", "g4dn.xlarge"] == "abcdf"
     assert not [name for _, name in zones if name.startswith(("m5", "t3", "g3s.nothing"))]
@@ -304,6 +307,8 @@ def test_one_service_that_refuses_does_not_hide_the_other(accounts, capsys):
         assert main(["catalog", "refresh", "--cloud", "gcp"]) == 5
     captured = capsys.readouterr()
     assert "gcp_zones: 3 rows" in captured.out
+    assert "gcp zones and machine types: " in captured.err
+    assert "gcp prices: 0 rows" in captured.err
     assert "gcp: prices not refreshed: PERMISSION_DENIED: Cloud Billing API has not been used" in captured.err
     assert "zones 0 min ago" in captured.err
     assert "prices of 2026-11" in captured.err

@@ -386,6 +386,11 @@ MISTAKES = [
         ":17: fallback[0]: one entry names no cloud; write one of aws, gcp and local an entry, each with its own `-`",
     ),
     whole("empty_file", b"", ":1: the file is empty; `failover init` writes one to begin with"),
+    whole(
+        "empty_block",
+        RIGHT.partition("  - aws:")[0].encode() + b"  - gcp:\n",
+        ":18: fallback[0].gcp: the section is empty; write below it, indented: project:, regions:",
+    ),
     whole("only_a_comment", b"# later\n", ":1: the file is empty; `failover init` writes one to begin with"),
     whole("list", b"- job\n", ":1: a list stands at the top; write sections: job:, checkpoint:, fallback:"),
     whole(

@@ -10,12 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from provisioner import assets, catalog
+from provisioner.catalog import tables
 from provisioner.cli import main
 from provisioner.cli.plan import plan as plan_command
+from provisioner.cli.plan_passed import passed_rows
 from provisioner.config import parse
 from provisioner.controller.distances import measure, regions_of
 from provisioner.model import Gpu, Market, Money, Offer
-from provisioner.planner import plan
+from provisioner.planner import PassedOver, plan
 
 EXAMPLE = str(assets.path("examples/t4-or-v100.yaml"))
 
@@ -149,3 +151,111 @@ def test_a_zone_that_is_nowhere_is_named(tmp_path):
     passed = {one["subject"]: one["reason"] for one in data["passed_over"]}
     assert passed["gcp/us-central1-z"] == "the catalog has no machine for this job in this zone"
     assert not any(one["cloud"] == "gcp" for one in data["offers"])
+
+
+def passed(text):
+    """Return the lines of what is passed over, each reason in one line."""
+    told = text.partition("passed over\n")[2].partition("\n\n")[0]
+    return told.replace("\n    ", " ").splitlines()
+
+
+def test_what_shares_a_reason_shares_a_line_and_verbs_agree(tmp_path):
+    file = tmp_path / "failover.yaml"
+    regions = "regions: [us-east-1, us-east-2]"
+    file.write_text(Path(EXAMPLE).read_text("utf-8").replace(regions, f"{regions}\n      zones: [us-east-1b]"), "utf-8")
+    lines = passed(run(str(file), "--all"))
+    assert (
+        "  aws/us-east-1, us-east-2: g4dn.12xlarge, p3.8xlarge have 4 GPUs, the job asks for 1; name them under "
+        "instance_types to take them all the same"
+    ) in lines
+    assert "  aws: p3.2xlarge is not offered in any zone of us-east-1, us-east-2 (catalog of 2026-11)" in lines
+    (zones,) = [line for line in lines if "does not name" in line]
+    assert zones.endswith(
+        "fallback[0].aws does not name the zones us-east-1a, us-east-1c, us-east-1d, us-east-1f, us-east-2a, "
+        "us-east-2b, us-east-2c"
+    )
+    entries = json.loads(run(str(file), "--json"))["passed_over"]
+    assert sum("does not name the zone us-east-1a" in one["reason"] for one in entries) == 10  # 5 types, 2 markets
+
+
+def over(subject, reason, offer=None):
+    return PassedOver(subject, reason, offer)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "line"),
+    [
+        (["g6f.large holds a slice of one L4 (3 GB), not a whole one"], "aws/r1: g6f.large holds a slice"),
+        (
+            ["g6f.a holds a slice of one L4", "g6f.b holds a slice of one L4"],
+            "aws/r1: g6f.a, g6f.b hold a slice of",
+        ),
+        (["g5g.a is arm64, and", "g5g.b is arm64, and"], "aws/r1: g5g.a, g5g.b are arm64, and"),
+        (["p2.a: K80 needs CUDA 11", "p2.b: K80 needs CUDA 11"], "aws/r1: p2.a, p2.b: K80 needs CUDA 11"),
+    ],
+)
+def test_reasons_of_machine_types_read_as_sentences(reasons, line):
+    found = [over(f"aws/r1/{reason.partition(' ')[0].removesuffix(':')}", reason) for reason in reasons]
+    (row,) = passed_rows(found, whole=False)
+    assert row.startswith(line)
+
+
+def test_a_long_list_of_names_is_cut_and_two_markets_are_one_name():
+    offers = [
+        Offer("aws", "r1", "r1a", f"g{number}", Gpu("T4", 1, 16), market, None)
+        for number in range(10)
+        for market in Market
+    ]
+    found = [over(one.key, "has T4, the job asks for V100", one) for one in offers]
+    assert list(passed_rows(found, whole=False)) == [
+        "aws/r1: g0, g1, g2, g3, g4, g5, g6, g7 and 2 more (--all): have T4, the job asks for V100"
+    ]
+    assert "g8, g9: have T4" in next(passed_rows(found, whole=True))
+
+
+def test_nothing_to_try_is_exit_code_3_with_the_whole_plan(capsys, tmp_path):
+    file = tmp_path / "failover.yaml"
+    file.write_text(Path(EXAMPLE).read_text("utf-8").replace("gpus: [T4, V100]", "gpus: [H800]"), "utf-8")
+    assert main(["plan", str(file), "--json"]) == 3
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["offers"] == []
+    assert "nothing to try" in captured.err
+    assert main(["plan", EXAMPLE, "--why", "aws/us-east-1/p3.2xlarge"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ["plan", EXAMPLE, "--terraform", "there", "--why", "aws"],
+            "--terraform takes the best offer: leave out",
+        ),
+        (["plan", EXAMPLE, "--terraform", "there", "--round-trips"], "leave out --why, --all and --round-trips"),
+        (["plan", EXAMPLE, "--why", "aws", "--all"], "--why explains one offer: leave out --all"),
+        (["catalog", "refresh", "--offline", "--region", "us-east-1"], "--offline asks nobody: leave out --region"),
+        (["catalog", "refresh", "--cloud", "gcp", "--region", "us-east-1"], "--region is for aws, and --cloud leaves"),
+        (["catalog", "refresh", "--cloud", "aws", "--project", "mine"], "--project is for gcp, and --cloud leaves"),
+        (["status", "--failures", "--forget"], "--failures shows and --forget forgets: give one of them"),
+        (["logs", "digits", "--json", "--follow"], "--json prints the controller's events: leave out --epoch"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(capsys, monkeypatch, tmp_path, options, words):
+    monkeypatch.chdir(tmp_path)
+    assert main(options) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_damaged_refresh_is_named_by_every_command_that_does_without_it(capsys, monkeypatch, tmp_path):
+    (tmp_path / "catalog.json").write_text("{", "utf-8")
+    monkeypatch.setenv("FAILOVER_CACHE_DIR", str(tmp_path))
+    tables.forget()
+    try:
+        for command in (["catalog", "ls"], ["plan", EXAMPLE, "--json"], ["catalog", "refresh", "--offline"]):
+            assert main(command) == 0
+            line = f"the last refresh is not used: {tmp_path / 'catalog.json'} is damaged: refresh it, or remove it\n"
+            assert line in capsys.readouterr().err
+    finally:
+        tables.forget()

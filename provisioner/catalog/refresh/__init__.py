@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from provisioner.catalog.refresh.found import Found, Missed
+from provisioner.catalog.refresh.found import Done, Found, Missed
 
-__all__ = ["Found", "Missed"]
+__all__ = ["Done", "Found", "Missed"]

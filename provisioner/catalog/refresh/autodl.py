@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from provisioner.catalog.overlay import Table
-from provisioner.catalog.refresh.found import Found, Missed, one_line
+from provisioner.catalog.refresh.found import Done, Found, Missed, one_line, untold
 from provisioner.errors import FailoverError, Unreachable
 from provisioner.model import Money
 
@@ -37,6 +37,7 @@ def refresh(
     regions: Sequence[str],
     *,
     now: float,
+    done: Done = untold,
 ) -> Found:
     """Ask for the stock of every region, and for prices. ``prices`` yields AutoDL's name of a card and an hour's price.
 
@@ -56,8 +57,9 @@ def refresh(
         except FailoverError as error:
             silent += [one_line(error)] if isinstance(error, Unreachable) else []
             missed.append(Missed("autodl", "stock", one_line(error), region))
-            continue
+            found = {}
         rows += [(region, gpu, str(one.idle), str(one.total)) for gpu, one in sorted(found.items())]
+        done(f"autodl/{region}", len(found))
     if rows:
         made["autodl_stock"] = Table(tuple(rows), now, "AutoDL machine/region/gpu_stock")
     if len(silent) == _ENOUGH:
@@ -66,9 +68,11 @@ def refresh(
         seen = {gpu: f"{price.amount.normalize():f}" for gpu, price in prices() if price.amount > 0}
     except FailoverError as error:
         missed.append(Missed("autodl", "prices", one_line(error)))
+        seen = {}
     else:
         if seen:
             made["autodl_prices"] = Table(tuple(sorted(seen.items())), now, "AutoDL instance/pro/snapshot")
         else:
             missed.append(Missed("autodl", "prices", "AutoDL tells a price only for a running machine, and none runs"))
+    done("autodl prices", len(seen))
     return Found(made, tuple(missed))

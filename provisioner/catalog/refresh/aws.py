@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from provisioner.catalog import tables
 from provisioner.catalog.gpus import sized
 from provisioner.catalog.overlay import Table
-from provisioner.catalog.refresh.found import Found, Missed, one_line
+from provisioner.catalog.refresh.found import Done, Found, Missed, one_line, untold
 
 Client = Callable[[str, str], Any]
 """Makes a boto3 client of a service in a region."""
@@ -36,13 +36,13 @@ _ON_DEMAND_LINUX = {
 }  # fmt: skip
 
 
-def refresh(client: Client, regions: Sequence[str], *, now: float) -> Found:
+def refresh(client: Client, regions: Sequence[str], *, now: float, done: Done = untold) -> Found:
     """Ask for every region, a few at a time. What one region refuses is missed there and read everywhere else."""
     rows: dict[str, list[tuple[str, ...]]] = {name: [] for name in ("aws_types", "aws_zones", "aws_prices", "aws_spot")}
     missed: list[Missed] = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        asked = [pool.submit(_region, client("ec2", region), region, now) for region in regions]
-        prices = pool.submit(_prices, client("pricing", _PRICING_REGION), set(regions))
+        asked = [pool.submit(_region, client("ec2", region), region, now, done) for region in regions]
+        prices = pool.submit(_prices, client("pricing", _PRICING_REGION), set(regions), done)
         for future in (*asked, prices):
             found, lacking = future.result()
             missed += lacking
@@ -59,7 +59,7 @@ def refresh(client: Client, regions: Sequence[str], *, now: float) -> Found:
 _Rows = dict[str, list[tuple[str, ...]]]
 
 
-def _region(ec2: Any, region: str, now: float) -> tuple[_Rows, list[Missed]]:
+def _region(ec2: Any, region: str, now: float, done: Done) -> tuple[_Rows, list[Missed]]:
     """Ask one region. Spot prices are asked for the types that it offers."""
     found: _Rows = {}
     missed: list[Missed] = []
@@ -75,6 +75,7 @@ def _region(ec2: Any, region: str, now: float) -> tuple[_Rows, list[Missed]]:
     if names:
         ask("machine types", "aws_types", lambda: list(_types(ec2, names)))
         ask("spot prices", "aws_spot", lambda: list(_spot(ec2, names, now)))
+    done(f"aws/{region}", sum(map(len, found.values())))
     return found, missed
 
 
@@ -125,16 +126,18 @@ def _spot(ec2: Any, names: Sequence[str], now: float) -> Iterator[tuple[str, ...
             yield zone, name, price, "USD", f"{now:.0f}"
 
 
-def _prices(pricing: Any, regions: set[str]) -> tuple[_Rows, list[Missed]]:
+def _prices(pricing: Any, regions: set[str], done: Done) -> tuple[_Rows, list[Missed]]:
     """Read the price list: Linux, shared tenancy, of the regions that were asked for."""
+    rows: list[tuple[str, ...]] = []
+    missed: list[Missed] = []
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in _ON_DEMAND_LINUX.items()]
     try:
-        rows = []
         for page in pricing.get_paginator("get_products").paginate(ServiceCode="AmazonEC2", Filters=filters):
             rows += [row for row in _listed(page["PriceList"]) if row[0] in regions]
     except _FAILURES as error:
-        return {}, [Missed("aws", "prices on demand", _why(error))]
-    return {"aws_prices": rows}, []
+        rows, missed = [], [Missed("aws", "prices on demand", _why(error))]
+    done("aws price list", len(rows))
+    return {"aws_prices": rows}, missed
 
 
 def _listed(products: Iterable[str]) -> Iterator[tuple[str, ...]]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from provisioner.catalog.overlay import Table
+
+Done = Callable[[str, int], None]
+"""Is told of each source as it ends, and how many rows it gave. May be called from several threads."""
+
+
+def untold(_source: str, _rows: int) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import httpx
 
 from provisioner.catalog import tables
 from provisioner.catalog.overlay import Table
-from provisioner.catalog.refresh.found import Found, Missed, one_line
+from provisioner.catalog.refresh.found import Done, Found, Missed, one_line, untold
 from provisioner.errors import FailoverError
 
 Get = Callable[[str, Mapping[str, str]], Mapping[str, Any]]
@@ -47,7 +47,7 @@ _OTHER = re.compile(r"calendar|commitment|custom|dws|flex|premium|reserved|sole 
 """Other ways to buy the same thing: what is left is on demand, or spot."""
 
 
-def refresh(get: Get, project: str, *, now: float) -> Found:
+def refresh(get: Get, project: str, *, now: float, done: Done = untold) -> Found:
     """Ask both services. What one refuses is missed, the other is read all the same."""
     made: dict[str, Table] = {}
     missed: list[Missed] = []
@@ -57,10 +57,12 @@ def refresh(get: Get, project: str, *, now: float) -> Found:
             rows = call()
         except _FAILURES as error:
             missed.append(Missed("gcp", what, one_line(error)))
-            return
+            rows = {}
+        else:
+            if not any(rows.values()):
+                missed.append(Missed("gcp", what, "the answer holds nothing that the catalog knows"))
         made.update({name: Table(tuple(sorted(some)), now, source) for name, some in rows.items() if some})
-        if not any(rows.values()):
-            missed.append(Missed("gcp", what, "the answer holds nothing that the catalog knows"))
+        done(f"gcp {what}", sum(map(len, rows.values())))
 
     ask("zones and machine types", "GCE machineTypes and acceleratorTypes", lambda: _offered(get, project))
     ask("prices", "Cloud Billing SKUs", lambda: {"gcp_rates": set(_rates(_skus(get)))})
