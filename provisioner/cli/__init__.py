@@ -25,6 +25,7 @@ COMMANDS = {
     "down": ("provisioner.cli.run:down", "Take a job's machines down and remove what was prepared."),
     "drill": ("provisioner.cli.drill:drill", "Rehearse an outage in a cloud in a box."),
     "checkpoint": ("provisioner.cli.checkpoint:checkpoint", "List, check, push, pull, copy and remove checkpoints."),
+    "runtime": ("provisioner.cli.runtime:runtime_group", "Make the node's own Python, for images without one."),
     "doctor": ("provisioner.cli.doctor:doctor", "Check this machine, the credentials and the store."),
 }
 

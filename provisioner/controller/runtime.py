@@ -1,8 +1,8 @@
-"""What a bare machine needs to run the node, as wheels: ours, its dependencies for several Pythons, pip, and uv.
+"""What a machine with a Python needs to run the node, as wheels: ours, its dependencies for several Pythons, and pip.
 
 Nothing is fetched twice: the wheels stand in a cache directory whose name is the hash of what was asked for, so a
 second start needs no network. The node unpacks them itself (see templates/bootstrap.sh.j2); pip rides along for its
-table of platform tags, uv for machines whose Python is too old.
+table of platform tags. A machine without a fitting Python gets a bundle (:mod:`provisioner.controller.runtime_bundle`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from provisioner.errors import FailoverError, Unreachable
 
 DISTRIBUTION = "gpu-failover"
 PYTHONS = ("3.11", "3.12", "3.13")
-"""The interpreters that machines may bring. One that has none of them gets 3.12."""
+"""The interpreters that machines may bring."""
 PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64")
 """glibc 2.17 and newer: Ubuntu 18.04, Amazon Linux 2 and what came after."""
 DEADLINE_S = 300.0
@@ -40,18 +39,12 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def runtime_wheels(
-    cache: Path, *, pythons: Sequence[str] = PYTHONS, with_uv: bool = True, run: Run = subprocess.run
-) -> list[Path]:
-    """Return all wheels that a node needs, sorted by name. Raises Unreachable when they cannot be had.
-
-    ``with_uv`` False leaves out the 17 MB that only a machine without Python 3.11 needs.
-    """
+def runtime_wheels(cache: Path, *, pythons: Iterable[str] = PYTHONS, run: Run = subprocess.run) -> list[Path]:
+    """Return all wheels that a node needs, sorted by name. Raises Unreachable when they cannot be had."""
     cache.mkdir(parents=True, exist_ok=True)
     with _locked(cache):
-        wheels = [build_wheel(cache / "own"), *collect(cache, pythons, run=run)]
-        uv = repack_uv(cache / "uv") if with_uv else None
-    return sorted([*wheels, *([uv] if uv else [])], key=lambda path: path.name)
+        wheels = [build_wheel(cache / "own"), *collect(cache, tuple(pythons), run=run)]
+    return sorted(wheels, key=lambda path: path.name)
 
 
 def build_wheel(directory: Path) -> Path:
@@ -81,22 +74,6 @@ def collect(cache: Path, pythons: Sequence[str] = PYTHONS, *, run: Run = subproc
             _download(Path(draft) / "wheels", requirements, pythons, run)
             Path(draft, "wheels").replace(directory)
     return sorted(directory.glob("*.whl"))
-
-
-def repack_uv(directory: Path) -> Path | None:
-    """Return a wheel with the ``uv`` that is installed here; None where there is none, or it is not for Linux."""
-    try:
-        found = importlib.metadata.distribution("uv")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    binary = next((path for path in (Path(str(f.locate())) for f in found.files or ()) if path.name == "uv"), None)
-    machine = platform.machine()
-    if binary is None or sys.platform != "linux" or machine != "x86_64":
-        return None
-    wheel = directory / f"uv-{found.version}-py3-none-manylinux_2_17_{machine}.whl"
-    if wheel.exists():
-        return wheel
-    return _write_wheel(wheel, {f"uv-{found.version}.data/scripts/uv": binary.read_bytes()})
 
 
 def _targets(pythons: Sequence[str]) -> list[str]:

@@ -33,9 +33,9 @@ class Index:
 
 def test_the_second_start_asks_nobody(tmp_path):
     index = Index()
-    first = runtime.runtime_wheels(tmp_path, pythons=("3.11", "3.12"), with_uv=False, run=index)
+    first = runtime.runtime_wheels(tmp_path, pythons=("3.11", "3.12"), run=index)
     asked = len(index.calls)
-    assert runtime.runtime_wheels(tmp_path, pythons=("3.11", "3.12"), with_uv=False, run=index) == first
+    assert runtime.runtime_wheels(tmp_path, pythons=("3.11", "3.12"), run=index) == first
     assert len(index.calls) == asked
     names = [path.name.split("-")[0] for path in first]
     assert {"gpu_failover", "pip", "tenacity", "zstandard"} == set(names)

@@ -1,0 +1,367 @@
+"""A Python of the node's own, as one file: for machines whose image has none, or one that is too old.
+
+``runtime/`` in the tar holds ``python`` (a shell script that starts it), ``bin`` and ``lib`` (a relocatable CPython and
+the libraries it needs beyond glibc), ``node`` (our code and its dependencies) and ``manifest.json``. Plain ``tar`` and
+``gzip`` unpack it. Equal parts give equal bytes.
+
+The interpreter is the one that uv manages (glibc 2.17 and newer), or, where that cannot be downloaded, this
+installation's own: then the bundle needs a glibc as new as this machine's libraries ask for. The manifest says which.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.metadata
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import provisioner
+from provisioner import assets
+from provisioner.controller import runtime, runtime_elf
+from provisioner.errors import ConfigError, FailoverError
+
+PYTHON = "3.12"
+"""What uv is asked for when nobody says otherwise."""
+OLDEST = (3, 11)
+TOP = "runtime"
+UV_DEADLINE_S = 300.0
+_FORMAT = 1
+_OF_GLIBC = re.compile(
+    r"(ld-linux[^/]*|lib(c|m|dl|rt|pthread|util|resolv|nsl|anl|BrokenLocale|thread_db|mvec))\.so\.\d+"
+    r"|lib(gcc_s|stdc\+\+)\.so\.\d+"
+)
+"""What every image has: glibc, and the compiler's run-time libraries that binary wheels take from the system."""
+_LEFT_OUT_FOLDERS = frozenset(
+    {
+        *("__pycache__", "test", "tests", "idlelib", "idle_test", "tkinter", "turtledemo", "lib2to3", "ensurepip"),
+        *("pydoc_data", "site-packages", "dist-packages", "sqlite3", "curses", "dbm", "venv"),
+    }
+)
+_LEFT_OUT_MODULES = re.compile(
+    r"(_tkinter|_curses|_curses_panel|readline|_crypt|nis|_dbm|_gdbm|ossaudiodev|spwd|_sqlite3|_test\w*|_ctypes_test"
+    r"|_xxtestfuzz|xx\w*)\..*"
+)
+_ASK = """
+import json, os, platform, sys, sysconfig
+paths = sysconfig.get_paths()
+print(json.dumps({
+    "version": platform.python_version(), "machine": platform.machine(), "libc": platform.libc_ver()[0],
+    "executable": os.path.realpath(getattr(sys, "_base_executable", sys.executable)),
+    "stdlib": paths["stdlib"], "platstdlib": os.path.join(
+        getattr(sys, "base_exec_prefix", sys.exec_prefix), os.path.relpath(paths["platstdlib"], sys.exec_prefix)),
+}))
+"""
+# --library-path reaches this process alone: what the node starts keeps the machine's own libraries.
+_START = """#!/bin/sh
+# Python of the node: python ARGUMENTS...
+here=${{0%/*}}
+exec {loader} --library-path "$here/lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}" "$here/bin/{python}" "$@"
+"""
+_LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a bundle is. ``glibc`` is the oldest that it starts on, ``version`` is ours."""
+
+    version: str
+    python: str
+    platform: str
+    glibc: str
+    built_from: str
+    parts: str
+    """A hash of what went in: the interpreter, our code, the pinned dependencies."""
+
+    @property
+    def floor(self) -> tuple[int, ...]:
+        """Return the oldest glibc as numbers."""
+        return glibc_numbers(self.glibc)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle on this disk, its SHA-256 in hexadecimal, and its size in bytes."""
+
+    path: Path
+    sha256: str
+    size: int
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A CPython to take along, as it describes itself."""
+
+    version: str
+    machine: str
+    executable: Path
+    stdlib: Path
+    platstdlib: Path
+    built_from: str
+
+    @property
+    def minor(self) -> str:
+        """Return ``3.12`` of ``3.12.4``."""
+        return ".".join(self.version.split(".")[:2])
+
+
+def glibc_numbers(text: str) -> tuple[int, ...]:
+    """Return ``2.31`` as (2, 31). Raises ValueError."""
+    return tuple(int(part) for part in text.split("."))
+
+
+def build(cache: Path, python: str | None = None, *, run: runtime.Run = subprocess.run) -> Bundle:
+    """Return the bundle for this version of ours, made if the cache has none.
+
+    ``python`` as ``3.12``; None takes what can be had, best first. Raises ConfigError for one that cannot be,
+    Unreachable where the dependencies cannot be fetched.
+    """
+    interpreter = find_interpreter(cache, python, run)
+    wheels = runtime.runtime_wheels(cache, pythons=dict.fromkeys((*runtime.PYTHONS, interpreter.minor)), run=run)
+    return assemble(cache / "bundles", interpreter, fitting(wheels, interpreter.minor))
+
+
+def find_interpreter(cache: Path, python: str | None, run: runtime.Run = subprocess.run) -> Interpreter:
+    """Return uv's interpreter, downloaded into the cache, or else this installation's own. Raises ConfigError."""
+    wanted = python or PYTHON
+    if not re.fullmatch(r"3\.\d{1,2}", wanted) or glibc_numbers(wanted) < OLDEST:
+        raise ConfigError(f"--python {wanted}: the node needs Python 3.11 or newer", hint="write 3.12, for example")
+    managed, why = _from_uv(cache / "pythons", wanted, run)
+    if managed is not None:
+        return managed
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if python not in (None, here):
+        raise ConfigError(
+            f"there is no Python {python} to make a bundle from: {why}, and this installation has {here}",
+            hint=f"leave --python out to take {here}, or run it where uv can download",
+        )
+    return _described(Path(sys.executable), f"this installation: {why}", run)
+
+
+def _from_uv(directory: Path, wanted: str, run: runtime.Run) -> tuple[Interpreter | None, str]:
+    """Return uv's interpreter, or None and why."""
+    uv = _uv()
+    if uv is None:
+        return None, "uv is not installed"
+    environ = {**os.environ, "UV_PYTHON_INSTALL_DIR": str(directory), "UV_NO_PROGRESS": "1", "UV_HTTP_RETRIES": "1"}
+    find = [uv, "python", "find", "--managed-python", "--no-python-downloads", "--no-project", wanted]
+    found = _asked(find, environ, run)
+    if not found and _asked([uv, "python", "install", "--no-bin", "--quiet", wanted], environ, run) is not None:
+        found = _asked(find, environ, run)
+    if not found:
+        return None, f"uv could not download Python {wanted}"
+    return _described(Path(found.strip()), "uv", run), ""
+
+
+def _asked(command: list[str], environ: Mapping[str, str], run: runtime.Run) -> str | None:
+    """Return what a command printed; None when it failed or took too long."""
+    try:
+        done = run(command, capture_output=True, text=True, timeout=UV_DEADLINE_S, check=False, env=environ)
+    except (subprocess.TimeoutExpired, OSError):
+        return None
+    return str(done.stdout) if done.returncode == 0 else None
+
+
+def _uv() -> str | None:
+    try:
+        files = importlib.metadata.distribution("uv").files or ()
+    except importlib.metadata.PackageNotFoundError:
+        files = ()
+    own = next((str(file.locate()) for file in files if Path(str(file)).name == "uv"), None)
+    return own or shutil.which("uv")
+
+
+def _described(python: Path, built_from: str, run: runtime.Run) -> Interpreter:
+    done = run([str(python), "-I", "-c", _ASK], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 0:
+        raise FailoverError(f"{python} does not start: {done.stderr.strip()[-200:]}")
+    said = json.loads(done.stdout)
+    if said["libc"] != "glibc" or said["machine"] not in _LOADERS:
+        raise ConfigError(
+            f"a bundle cannot be made from {python}: it is for {said['machine']} with {said['libc'] or 'another libc'}",
+            hint="make it on Linux with glibc, and name it in job.runtime_file",
+        )
+    return Interpreter(
+        said["version"],
+        said["machine"],
+        Path(said["executable"]),
+        Path(said["stdlib"]),
+        Path(said["platstdlib"]),
+        built_from,
+    )
+
+
+def fitting(wheels: Iterable[Path], minor: str) -> list[Path]:
+    """Return the one wheel of each name that serves this Python best; pip stays at home."""
+    exact = f"cp{minor.replace('.', '')}"
+    best: dict[str, tuple[int, Path]] = {}
+    for wheel in wheels:
+        name, (python, abi, _) = wheel.name.split("-")[0].lower(), wheel.stem.split("-")[-3:]
+        old = [int(tag[3:]) for tag in python.split(".") if re.fullmatch(r"cp3\d+", tag)]
+        if exact in python.split(".") and abi != "abi3":
+            rank = 0
+        elif abi == "abi3" and old and min(old) <= int(exact[3:]):
+            rank = 1
+        elif "py3" in python.split("."):
+            rank = 2
+        else:
+            continue
+        if name not in {"pip", "uv"} and (name not in best or rank < best[name][0]):
+            best[name] = (rank, wheel)
+    return [wheel for _, wheel in sorted(best.values(), key=lambda one: one[1].name)]
+
+
+def assemble(directory: Path, interpreter: Interpreter, wheels: Sequence[Path]) -> Bundle:
+    """Put the parts together, or return the bundle that was made of them before."""
+    parts = _parts(interpreter, wheels)
+    path = directory / f"failover-runtime-{interpreter.minor}-{interpreter.machine}-{parts}.tar.gz"
+    if not path.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        files = dict(_interpreter_files(interpreter))
+        for wheel in wheels:
+            files.update(_unpacked(wheel))
+        manifest = Manifest(
+            provisioner.__version__,
+            interpreter.version,
+            f"linux-{interpreter.machine}",
+            ".".join(map(str, floor(files))),
+            interpreter.built_from,
+            parts,
+        )
+        files["manifest.json"] = (json.dumps(asdict(manifest), indent=2) + "\n").encode()
+        start = _START.format(loader=_LOADERS[interpreter.machine], python=f"python{interpreter.minor}")
+        _write(path, {**files, "python": start.encode()})
+    return opened(path)
+
+
+def _parts(interpreter: Interpreter, wheels: Sequence[Path]) -> str:
+    """Return a hash of what goes in. An interpreter changes with its version and its executable."""
+    mark = hashlib.sha256(f"{_FORMAT}\0{interpreter.version}\0{interpreter.built_from}\0{_START}".encode())
+    mark.update(interpreter.executable.read_bytes())
+    mark.update(assets.path("requirements/node.txt").read_bytes())
+    for wheel in wheels:
+        mark.update(wheel.name.encode() + wheel.read_bytes())
+    return mark.hexdigest()[:16]
+
+
+def opened(path: Path) -> Bundle:
+    """Read a bundle's manifest and hash. Raises ConfigError for a file that is none."""
+    hint = "failover runtime build makes one"
+    try:
+        data = path.read_bytes()
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as tar:
+            member = tar.extractfile(f"{TOP}/manifest.json")
+            raw = json.loads(member.read() if member else b"")
+        manifest = Manifest(**{name: str(raw[name]) for name in Manifest.__dataclass_fields__})
+        glibc_numbers(manifest.glibc)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or 'not a bundle'}", hint=hint) from None
+    except (tarfile.TarError, EOFError, KeyError, ValueError, TypeError):
+        raise ConfigError(f"{path}: not a bundle of the node's runtime", hint=hint) from None
+    return Bundle(path, hashlib.sha256(data).hexdigest(), len(data), manifest)
+
+
+def floor(files: Mapping[str, bytes | Path]) -> tuple[int, int]:
+    """Return the oldest glibc that has all symbols of all files. (2, 17) is the least: nothing older is tried."""
+    return max([(2, 17), *(elf.glibc for elf in _elves(files.values()))])
+
+
+def _elves(files: Iterable[bytes | Path]) -> Iterator[runtime_elf.Elf]:
+    for file in files:
+        if isinstance(file, Path):
+            with file.open("rb") as opened_file:
+                if not runtime_elf.is_elf(opened_file.read(8)):
+                    continue
+        elif not runtime_elf.is_elf(file[:8]):
+            continue
+        yield runtime_elf.read(_data(file))
+
+
+def _interpreter_files(interpreter: Interpreter) -> Iterator[tuple[str, bytes | Path]]:
+    """Yield the executable, the standard library as far as a node needs it, and the libraries of both."""
+    name = f"python{interpreter.minor}"
+    binaries = [interpreter.executable]
+    yield f"bin/{name}", interpreter.executable
+    for root in dict.fromkeys((interpreter.stdlib, interpreter.platstdlib)):
+        for path in _library(root):
+            yield f"lib/{name}/{path.relative_to(root).as_posix()}", path
+            if path.suffix == ".so":
+                binaries.append(path)
+    for soname, path in _libraries(binaries).items():
+        yield f"lib/{soname}", path
+
+
+def _library(root: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = [one for one in folders if one not in _LEFT_OUT_FOLDERS and not one.startswith("config-")]
+        for name in names:
+            dynamic = Path(folder).name == "lib-dynload"
+            if name.endswith((".pyc", ".a")) or (dynamic and _LEFT_OUT_MODULES.fullmatch(name)):
+                continue
+            if Path(folder, name).is_file():
+                yield Path(folder, name)
+
+
+def _libraries(binaries: Sequence[Path]) -> dict[str, Path]:
+    """Return name -> file of the libraries beyond glibc that these need, and those need in turn, as ldd finds them."""
+    done = subprocess.run(
+        ["ldd", *map(str, binaries)], capture_output=True, text=True, check=False, timeout=60, env={"PATH": os.defpath}
+    )
+    found: dict[str, Path] = {}
+    for soname, path in re.findall(r"^\s+(\S+) => (\S+)", done.stdout, re.MULTILINE):
+        if _OF_GLIBC.fullmatch(soname):
+            continue
+        if path == "not":
+            raise FailoverError(f"this Python needs {soname}, which is not here", hint="install it")
+        found[soname] = Path(path)
+    return found
+
+
+def _unpacked(wheel: Path) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            parts = member.filename.split("/")
+            if parts[0].endswith(".data"):
+                if len(parts) < 3 or parts[1] not in {"purelib", "platlib"}:
+                    continue
+                parts = parts[2:]
+            if not member.is_dir() and ".." not in parts and not member.filename.startswith("/"):
+                yield "/".join(("node", *parts)), archive.read(member)
+
+
+def _write(path: Path, files: Mapping[str, bytes | Path]) -> None:
+    """Write the tar, sorted and without times or owners; a reader never sees half of it."""
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with (
+            os.fdopen(handle, "wb") as raw,
+            gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar,
+        ):
+            for name in sorted(files):
+                data = _data(files[name])
+                member = tarfile.TarInfo(f"{TOP}/{name}")
+                member.size = len(data)
+                member.mode = 0o755 if name == "python" or name.startswith("bin/") else 0o644
+                tar.addfile(member, io.BytesIO(data))
+        Path(draft).chmod(0o644)
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+
+
+def _data(file: bytes | Path) -> bytes:
+    return file.read_bytes() if isinstance(file, Path) else file

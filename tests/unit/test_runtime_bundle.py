@@ -1,0 +1,145 @@
+"""The node's own Python as a file: what it needs of a machine, and that it starts there without anything of ours."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from provisioner.cli.runtime import runtime_group
+from provisioner.controller import runtime, runtime_bundle, runtime_elf
+from provisioner.errors import ConfigError
+
+HERE = Path("/proc/self/exe").resolve()
+
+
+def no_uv(command, **options):
+    """Answer as uv does where it cannot download."""
+    if "python" in command[1:2] and Path(command[0]).name == "uv":
+        return subprocess.CompletedProcess(command, 2, "", "error sending request")
+    return subprocess.run(command, **options)  # noqa: PLW1510 - handed in
+
+
+@pytest.fixture(scope="module")
+def interpreter(tmp_path_factory):
+    return runtime_bundle.find_interpreter(tmp_path_factory.mktemp("pythons"), None, no_uv)
+
+
+@pytest.fixture(scope="module")
+def bundle(interpreter, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("bundles")
+    return runtime_bundle.assemble(directory, interpreter, [runtime.build_wheel(directory)])
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf (binutils) is not installed")
+def test_what_a_file_needs_is_what_readelf_says():
+    some = [HERE, *sorted(Path(runtime_elf.__file__).parents[2].glob(".venv/lib/*/site-packages/**/*.so"))[:20]]
+    for path in some:
+        said = subprocess.run(["readelf", "-dVW", path], capture_output=True, text=True, check=True).stdout
+        elf = runtime_elf.read(path.read_bytes())
+        assert list(elf.needed) == re.findall(r"\(NEEDED\).*\[(.+)\]", said)
+        versions = [(int(one), int(two)) for one, two in re.findall(r"GLIBC_(\d+)\.(\d+)", said)]
+        assert elf.glibc >= max(versions, default=(0, 0))
+
+
+@pytest.mark.parametrize("data", [b"", b"#!/bin/sh\n", runtime_elf.MAGIC, runtime_elf.MAGIC + b"\xff" * 200])
+def test_what_is_no_elf_file_is_refused(data):
+    with pytest.raises(ValueError, match="ELF"):
+        runtime_elf.read(data)
+
+
+def test_the_floor_is_that_of_the_most_demanding_file(bundle):
+    with tarfile.open(bundle.path) as tar:
+        files = {one.name: tar.extractfile(one).read() for one in tar.getmembers()}  # type: ignore[union-attr]
+    floors = [runtime_elf.read(data).glibc for data in files.values() if runtime_elf.is_elf(data)]
+    assert bundle.manifest.floor == max(floors) > (2, 16)
+    assert len(floors) > 20
+    # Whatever a file asks for beyond glibc is in the bundle.
+    asked = {name for data in files.values() if runtime_elf.is_elf(data) for name in runtime_elf.read(data).needed}
+    missing = {name for name in asked if f"runtime/lib/{name}" not in files}
+    assert not [name for name in missing if not runtime_bundle._OF_GLIBC.fullmatch(name)]
+
+
+def test_equal_parts_give_equal_bytes_and_are_packed_once(bundle, interpreter, tmp_path):
+    wheel = runtime.build_wheel(tmp_path)
+    again = runtime_bundle.assemble(tmp_path, interpreter, [wheel])
+    assert again.sha256 == bundle.sha256
+    with tarfile.open(again.path) as tar:
+        members = tar.getmembers()
+    assert [one.name for one in members] == sorted(one.name for one in members)
+    assert {(one.mtime, one.uid, one.gid, one.uname) for one in members} == {(0, 0, 0, "")}
+    before = again.path.stat().st_mtime_ns
+    assert runtime_bundle.assemble(tmp_path, interpreter, [wheel]).path.stat().st_mtime_ns == before
+
+
+def test_it_starts_where_it_is_unpacked_and_what_it_starts_keeps_the_machine_s_libraries(bundle, tmp_path):
+    subprocess.run(["tar", "-xzf", bundle.path, "-C", tmp_path], check=True)
+    python = tmp_path / "runtime" / "python"
+    code = (
+        "import ctypes, hashlib, lzma, os, ssl, subprocess, sys, zlib; print(sys.prefix); "
+        "print(os.environ.get('LD_LIBRARY_PATH')); import provisioner.model as ours; print(ours.__file__); "
+        "print([line.split()[-1] for line in open('/proc/self/maps') if 'libssl' in line or 'libpython' in line])"
+    )
+    done = subprocess.run(
+        [python, "-E", "-s", "-c", code],
+        env={"LD_LIBRARY_PATH": "/of/the/training"},
+        cwd=tmp_path / "runtime" / "node",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    prefix, libraries, ours, maps = done.stdout.splitlines() or pytest.fail(done.stderr)
+    assert Path(prefix).resolve() == tmp_path / "runtime"
+    assert libraries == "/of/the/training"
+    assert Path(ours).is_relative_to(tmp_path)
+    assert all(Path(name).resolve().is_relative_to(tmp_path) for name in re.findall(r"'(.+?)'", maps))
+
+
+def test_each_dependency_comes_once_and_fits():
+    names = ["blake3-1.0-cp311-cp311-x", "blake3-1.0-cp312-cp312-x", "obstore-0.12-cp311-abi3-x", "pip-25-py3-none-any"]
+    names += ["late-1-cp313-abi3-x", "idna-3-py3-none-any", "zstandard-1-cp312-cp312-x.y"]
+    found = runtime_bundle.fitting([Path(f"{name}.whl") for name in names], "3.12")
+    assert [path.name.split("-cp")[0] for path in found] == [
+        "blake3-1.0",
+        "idna-3-py3-none-any.whl",
+        "obstore-0.12",
+        "zstandard-1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("python", "line"),
+    [
+        ("3.8", "--python 3.8: the node needs Python 3.11 or newer"),
+        ("three", "--python three: the node needs Python 3.11 or newer"),
+        ("3.99", f"there is no Python 3.99 to make a bundle from: .*{sys.version_info[0]}.{sys.version_info[1]}"),
+    ],
+)
+def test_a_python_that_cannot_be_had_is_named(python, line, tmp_path):
+    with pytest.raises(ConfigError, match=line) as caught:
+        runtime_bundle.find_interpreter(tmp_path, python, no_uv)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no tar", b"\x1f\x8b\x08\0\0\0\0\0"])
+def test_a_file_that_is_no_bundle_is_named(content, tmp_path):
+    path = tmp_path / "runtime.tar.gz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"runtime\.tar\.gz") as caught:
+        runtime_bundle.opened(path)
+    assert "failover runtime build" in caught.value.hint
+
+
+def test_the_command_tells_which_glibc_a_machine_needs(bundle, monkeypatch, tmp_path):
+    monkeypatch.setattr(runtime_bundle, "build", lambda *_: bundle)
+    done = CliRunner().invoke(runtime_group, ["build", "--output", str(tmp_path / "out.tar.gz")])
+    assert done.exit_code == 0, done.output
+    assert f"glibc {bundle.manifest.glibc} or newer" in done.output
+    assert runtime_bundle.opened(tmp_path / "out.tar.gz").sha256 == bundle.sha256
