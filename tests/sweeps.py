@@ -22,8 +22,8 @@ from provisioner.controller.directory import JobDirectory
 from provisioner.controller.effects import World
 from provisioner.controller.failures import KnownFailures
 from provisioner.controller.flow import Flow
-from provisioner.controller.records import Begun, Finished, Published
-from provisioner.model import JobRef, Launch, Offer, claim_token, tags
+from provisioner.controller.records import Begun, Claimed, Finished, Published, Watched
+from provisioner.model import JobRef, Launch, Node, Offer, claim_token, tags
 from provisioner.telemetry import events
 
 JOB = JobRef("digits", "1a2b3c4d")
@@ -62,6 +62,22 @@ class Launcher:
 
     def read_signs(self, epoch: int) -> tuple[dict[str, object], dict[str, object]]:
         return {"result": "completed", "final_step": 1}, {"end": {"reason": "done"}, "step": 1, "first_step_at": 1.0}
+
+
+class Training(Launcher):
+    """Stands for a node that trains, and is then heard of no more."""
+
+    def read_signs(self, epoch: int) -> tuple[dict[str, object], dict[str, object]]:
+        return None, {"step": 3, "first_step_at": 1.0, "phase": "train"}  # type: ignore[return-value] # not done
+
+
+def watched(cloud: Any, places: Mapping[str, Any], state: Path, node: Node) -> tuple[Watched, dict[str, Any]]:
+    """Watch a node of which no more is heard to its end; return what is recorded, and the event that tells it."""
+    made: Any = world({cloud.name: cloud}, places, state)
+    made.launcher = Training()
+    claimed = Claimed(node.offer, time.time(), node, None)
+    seen = made.watch(claimed, node, Begun(time.time(), 1), ())
+    return seen, next(event for event in events.read(made.directory.path / "events.jsonl") if event["kind"] == "ended")
 
 
 @dataclass(frozen=True)

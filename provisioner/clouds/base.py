@@ -78,6 +78,18 @@ class Quotas(Protocol):
 
 
 @runtime_checkable
+class Explains(Protocol):
+    """A cloud that knows why a machine has ended."""
+
+    def why_gone(self, node: Node) -> str:
+        """Return the cloud's own words for a machine's end, e.g. that it took spot capacity back; empty: none.
+
+        Raises CloudError.
+        """
+        ...
+
+
+@runtime_checkable
 class Accounted(Protocol):
     """A cloud that can say, without asking anybody, whose account it uses."""
 

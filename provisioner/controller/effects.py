@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from provisioner import planner
-from provisioner.clouds.base import Cloud, Request
+from provisioner.clouds.base import Cloud, Explains, Request
 from provisioner.config import Config, StoreConfig
 from provisioner.controller import survey, traffic
 from provisioner.controller.course import WorldCourse
@@ -34,7 +34,7 @@ from provisioner.controller.standing import beyond_budget, standing
 from provisioner.controller.stores import place, stores
 from provisioner.controller.watch import Patience, Watch
 from provisioner.errors import CloudError, ConfigError, Unauthorized
-from provisioner.model import Failure, FailureKind, Gpu, JobRef, Launch, Market, Node, NodeState, Offer, Owned
+from provisioner.model import Ending, Failure, FailureKind, Gpu, JobRef, Launch, Market, Node, NodeState, Offer, Owned
 from provisioner.telemetry.events import EventLog
 
 PAUSE_FIRST_S = 30.0
@@ -217,6 +217,7 @@ class World:
         watched = Watch(view, patience, self.now, self.take_down.wait).until_end(node)
         watched = replace(
             watched,
+            reason=self._explained(node, watched),
             copies=traffic.copies(self.stores(), node.offer, view.heartbeat),
             restored_from=traffic.restored(self.stores(), node.offer, view.heartbeat),
         )
@@ -337,6 +338,18 @@ class World:
             self.launcher.remove_bootstrap(epoch, token)
         except CloudError as error:
             self.events.emit("blind", what="store", problem=str(error))
+
+    def _explained(self, node: Node, watched: Watched) -> str:
+        """Return how a placement ended; of a machine that was lost also the cloud's own words, where it has some."""
+        cloud = self.cloud(node.offer.cloud)
+        if watched.ending not in {Ending.LOST, Ending.NEVER_STARTED} or not isinstance(cloud, Explains):
+            return watched.reason
+        try:
+            why = cloud.why_gone(node)
+        except CloudError as error:
+            self.events.emit("blind", what=node.offer.cloud, problem=str(error))
+            return watched.reason
+        return f"{watched.reason}: {why}" if why else watched.reason
 
     def _adopt(self, node: Node) -> None:
         for attempt in range(1, ADOPT_TRIES + 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,10 @@ from google.oauth2.credentials import Credentials
 from provisioner.sandbox.gce.emulator import GceEmulator
 from provisioner.sandbox.gce.metadata import GceFacts, GceMetadata
 from provisioner.sandbox.machines import Machines
+from tests.rooms import eventually
 
 PROJECT, ZONE = "sandbox-project", "us-central1-a"
 SLEEPS = "#!/bin/bash\necho up\nsleep 600\n"
-
-
-def eventually(true: Callable[[], Any], for_s: float = 15.0) -> bool:
-    until = time.monotonic() + for_s
-    while not true():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 class Cloud:

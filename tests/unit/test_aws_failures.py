@@ -7,8 +7,8 @@ from botocore.exceptions import ClientError, ConnectionClosedError, EndpointConn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.clouds.aws.failures import (
-    TABLE,
+from provisioner.clouds.aws.failures import TABLE
+from provisioner.clouds.aws.reading import (
     code_and_message,
     error_of,
     failure_in,

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provisioner.clouds.clock import Clock
 from provisioner.clouds.gcp.answers import Problem
-from provisioner.clouds.gcp.api import Clock
 from provisioner.clouds.gcp.claim import Claim
 from provisioner.clouds.gcp.compute import Machine, Operation
 from provisioner.clouds.gcp.errors import error_of
-from provisioner.clouds.gcp.failures import failure_of
 from provisioner.clouds.gcp.machine import LABEL_TOKEN
+from provisioner.clouds.gcp.reading import failure_of
 from provisioner.model import Failure, FailureKind, Gpu, JobRef, Launch, Market, Node, Offer, claim_token, tags
 
 JOB = JobRef("digits", "1a2b3c4d")

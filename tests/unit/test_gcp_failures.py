@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.clouds.gcp.answers import Problem, of_answer, of_error
-from provisioner.clouds.gcp.errors import error_of, passing, stale
-from provisioner.clouds.gcp.failures import TABLE, failure_in, failure_of, meaning_of
+from provisioner.clouds.gcp.errors import error_of, stale
+from provisioner.clouds.gcp.failures import TABLE
+from provisioner.clouds.gcp.reading import failure_in, failure_of, meaning_of
+from provisioner.clouds.meaning import passing
 from provisioner.errors import CloudError, Unauthorized, Unreachable
 from provisioner.model import Failure, FailureKind, Scope
 
@@ -268,6 +270,18 @@ def test_what_terraform_says_of_a_refusal_is_typed() -> None:
     assert quota is not None
     assert (quota.kind, quota.scope) == (FailureKind.QUOTA, Scope.ACCOUNT)
     assert failure_in("no provider could be had") is None
+
+
+def test_a_missing_bucket_is_named_and_is_not_made_anew() -> None:
+    text = (
+        'gcp-us-central1: Error retrieving IAM policy for storage bucket "b/my-bucket": googleapi: Error 404: The '
+        "specified bucket does not exist., notFound"
+    )
+    failure = failure_in(text, bucket="my-bucket")
+    assert failure is not None
+    assert failure.message == "the bucket my-bucket of checkpoint.store does not exist"
+    assert "gcloud storage buckets create" in failure.advice
+    assert (failure.kind, failure.scope, stale(failure)) == (FailureKind.INVALID, Scope.ACCOUNT, False)
 
 
 class Call403(Exception):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from provisioner.clouds.clock import Clock
 from provisioner.clouds.gcp import quotas
-from provisioner.clouds.gcp.api import Clock
 from provisioner.clouds.gcp.compute import Quota
 from provisioner.clouds.gcp.quotas import FRESH_S, QuotaBook
 from provisioner.errors import Unreachable

@@ -16,7 +16,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
-from provisioner.clouds.aws.failures import code_and_message, error_of, failure_of, passing_failure
+from provisioner.clouds.aws.reading import code_and_message, error_of, failure_of
+from provisioner.clouds.meaning import passing
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -30,13 +31,6 @@ _CONNECT_S, _READ_S = 5.0, 20.0
 READ_FOR_S = 30.0
 """How long a reading call is repeated while AWS throttles or cannot be reached."""
 _ENDED = ("shutting-down", "terminated")
-
-
-def passing(error: BaseException) -> bool:
-    """Say whether an error is one that passes: throttled, a fault of AWS, no answer."""
-    if not isinstance(error, CALL_ERRORS):
-        return False
-    return passing_failure(failure_of(error, ""))
 
 
 class Account:
@@ -98,7 +92,7 @@ class Account:
 def repeat(operation: str, call: Callable[[], T], sleep: Sleep, for_s: float = READ_FOR_S) -> T:
     """Run a call again while its error is one that passes. Raises Unauthorized, Unreachable or CloudError."""
     retrying = Retrying(
-        retry=retry_if_exception(passing),
+        retry=retry_if_exception(_passing),
         stop=stop_after_delay(for_s),
         wait=wait_exponential(multiplier=0.5, max=8.0) + wait_random(0, 0.5),
         sleep=sleep,
@@ -233,3 +227,7 @@ def tags_of(resource: Mapping[str, Any]) -> dict[str, str]:
 def ended(instance: Mapping[str, Any]) -> bool:
     """Say whether an instance has ended or is about to: it costs nothing more."""
     return instance["State"]["Name"] in _ENDED
+
+
+def _passing(error: BaseException) -> bool:
+    return isinstance(error, CALL_ERRORS) and passing(failure_of(error, ""))

@@ -7,21 +7,16 @@ throttling, a fault of AWS and a lost answer are repeated with the same token, w
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from provisioner.clouds.aws import quotas
 from provisioner.clouds.aws.api import CALL_ERRORS, Region, ended
-from provisioner.clouds.aws.failures import (
-    SPENT,
-    code_and_message,
-    failure_of,
-    failure_of_state,
-    passing_failure,
-    profile_not_yet_known,
-)
+from provisioner.clouds.aws.failures import SPENT_CODES
+from provisioner.clouds.aws.reading import code_and_message, failure_of, failure_of_state, profile_not_yet_known
+from provisioner.clouds.clock import Clock
+from provisioner.clouds.meaning import passing
 from provisioner.errors import CloudError
 from provisioner.model import TAG_TOKEN, Failure, FailureKind, Launch, Market, Node, Offer, Scope
 
@@ -42,15 +37,6 @@ class Place:
     template_id: str
     template_version: int
     subnet_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Time as a parameter. ``now`` is Unix time; ``tick`` only grows; both in seconds."""
-
-    now: Callable[[], float] = time.time
-    tick: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
 
 
 def request(place: Place, offer: Offer, launch: Launch, max_price: str | None) -> dict[str, Any]:
@@ -109,9 +95,9 @@ class Claim:
                 return self._region.run(asked)
             except CALL_ERRORS as error:
                 failure = failure_of(error, "RunInstances")
-                if code_and_message(error)[0] in SPENT:
+                if code_and_message(error)[0] in SPENT_CODES:
                     return self._made(token) or failure
-                again = passing_failure(failure) or profile_not_yet_known(error)
+                again = passing(failure) or profile_not_yet_known(error)
             doubt = doubt or failure.kind is FailureKind.NETWORK
             if not again or tries >= CLAIM_TRIES or self._clock.tick() + pause_s > until:
                 # A refusal is about this try; an earlier one whose answer was lost may have made a machine.

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from provisioner import catalog
-from provisioner.clouds.aws.failures import code_and_message, failure_of
+from provisioner.clouds.aws.reading import code_and_message, failure_of
 from provisioner.model import Failure, FailureKind, Gpu, Market, Offer, Scope
 from provisioner.planner.memory import quota_family
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from provisioner.clouds.aws.api import Region
-from provisioner.clouds.aws.claim import Clock
+from provisioner.clouds.clock import Clock
 from provisioner.errors import CloudError
 
 CONFIRM_S: Final = 600.0

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from provisioner.clouds.meaning import one_line
+
 NO_REASON: Final = "NO_REASON"
 """Our own word for an answer that Google did not give."""
-_LONGEST: Final = 300
 _REQUEST: Final = re.compile(r"^[A-Z]+ https?://\S+: ")
 """Google's library puts the method and address of a call before its message."""
 
@@ -89,12 +90,6 @@ def no_answer(why: object) -> list[Problem]:
 def _signed(codes: tuple[str, ...], status: int) -> tuple[str, ...]:
     """Google says with a reason that a thing is not there; a 404 without one is a proxy's, and says nothing."""
     return codes if codes or status != 404 else (NO_REASON,)
-
-
-def one_line(text: str) -> str:
-    """Return a text on one line, of 300 letters at most."""
-    flat = " ".join(text.split())
-    return flat if len(flat) <= _LONGEST else flat[: _LONGEST - 3] + "..."
 
 
 def _of_item(item: Any) -> Problem:

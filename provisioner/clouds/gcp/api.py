@@ -6,18 +6,18 @@ Google's libraries are imported with the first call: that takes three seconds, a
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
+from provisioner.clouds.clock import Clock
 from provisioner.clouds.gcp import answers
-from provisioner.clouds.gcp.errors import NotThere, Refused, error_of, passing
-from provisioner.clouds.gcp.failures import failure_of
+from provisioner.clouds.gcp.errors import NotThere, Refused, error_of
+from provisioner.clouds.gcp.reading import failure_of
+from provisioner.clouds.meaning import passing
 from provisioner.model import FailureKind
 
 T = TypeVar("T")
@@ -37,15 +37,6 @@ _ENDPOINTS: Final = {
     "iam": ("GOOGLE_IAM_CUSTOM_ENDPOINT", "https://iam.googleapis.com/v1/"),
     "storage": ("GOOGLE_STORAGE_CUSTOM_ENDPOINT", "https://storage.googleapis.com/storage/v1/"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Time as a parameter. ``now`` is Unix time; ``tick`` only grows; both in seconds."""
-
-    now: Callable[[], float] = time.time
-    tick: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
 
 
 class Account:

@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from provisioner.clouds.gcp.api import Clock
+from provisioner.clouds.clock import Clock
 from provisioner.clouds.gcp.compute import Compute, Machine, Operation
-from provisioner.clouds.gcp.errors import Refused, account_not_yet_known, machine_gone, passing, spent
-from provisioner.clouds.gcp.failures import CAPACITY_TTL_S, failure_of
+from provisioner.clouds.gcp.errors import Refused, account_not_yet_known, machine_gone, spent
+from provisioner.clouds.gcp.failures import CAPACITY
 from provisioner.clouds.gcp.machine import LABEL_TOKEN, request_id
-from provisioner.model import Failure, FailureKind, Launch, Node, Offer, Scope
+from provisioner.clouds.gcp.reading import failure_of
+from provisioner.clouds.meaning import passing
+from provisioner.model import Failure, FailureKind, Launch, Node, Offer
 
 CLAIM_S: Final = 60.0
 """How long a claim is repeated while Google throttles or gives no usable answer."""
@@ -168,8 +170,7 @@ class Claim:
         if machine is not None and machine.status not in COMING | OFF:
             return machine
         self._remove(zone, name)
-        text = f"no machine after {OPERATION_S:.0f} s, and no reason"
-        return Failure(FailureKind.NO_CAPACITY, Scope.OFFER, "TIMEOUT", text, "", CAPACITY_TTL_S)
+        return CAPACITY.failure("TIMEOUT", f"no machine after {OPERATION_S:.0f} s, and no reason")
 
     def _remove(self, zone: str, name: str) -> None:
         """Ask that a machine goes away. If that fails, it is found by its labels when the job ends."""

@@ -13,8 +13,11 @@ from typing import Any, Final
 from provisioner.clouds.gcp import answers
 from provisioner.clouds.gcp.answers import Problem
 from provisioner.clouds.gcp.api import READ_FOR_S, Account
+from provisioner.clouds.meaning import one_line
 
 _SPOT: Final = "SPOT"
+_EVENT: Final = "compute.instances."
+"""How the type of an operation begins that Google began: ``preempted``, ``hostError``, ``guestTerminate``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,16 @@ class Compute:
     def operation(self, zone: str, name: str) -> Operation:
         """Look at an operation of a zone. Raises LookupError when Google has forgotten it."""
         return _operation(zone, self._get("ZoneOperationsClient", "get", zone=zone, operation=name))
+
+    def ends(self, zone: str, name: str) -> list[str]:
+        """Return what Google itself did to an instance, e.g. ``compute.instances.preempted: ...``, the newest first."""
+        asked = {"zone": zone, "filter": f'targetLink eq ".*/instances/{name}"'}
+        found = self.account.call(
+            lambda: list(self.account.compute("ZoneOperationsClient", "list", asked)), self._for_s
+        )
+        events = [one for one in found if str(one.operation_type).startswith(_EVENT)]
+        events.sort(key=lambda one: str(one.insert_time), reverse=True)
+        return [f"{one.operation_type}: {one_line(str(one.status_message))}".rstrip(": ") for one in events]
 
     def machine(self, zone: str, name: str) -> Machine | None:
         """Return one instance, or None."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from provisioner.clouds.gcp.failures import NO_ACCOUNT, SPENT
+from provisioner.clouds.gcp.failures import NO_ACCOUNT
+from provisioner.clouds.meaning import SPENT, passing
 from provisioner.errors import CloudError, Unauthorized, Unreachable
 from provisioner.model import Failure, FailureKind, Scope
 
@@ -38,11 +37,6 @@ def error_of(failure: Failure, status: int = 0) -> Refused:
     return NoAnswer(failure, status) if passing(failure) else Refused(failure, status)
 
 
-def passing(failure: Failure) -> bool:
-    """Say whether a failure passes by itself within seconds: throttled, a fault of Google's, no answer."""
-    return failure.kind in {FailureKind.THROTTLED, FailureKind.NETWORK}
-
-
 def stale(failure: Failure) -> bool:
     """Say whether a failure means that the region's substrate is not what was noted."""
     return (failure.kind, failure.scope) == (FailureKind.INVALID, Scope.REGION)
@@ -55,16 +49,9 @@ def spent(failure: Failure) -> bool:
 
 def machine_gone(text: str) -> Failure:
     """Return the failure of a claim whose machine was made and is there no more, or stands still."""
-    return Failure(SPENT.kind, SPENT.scope, "MACHINE_GONE", text, SPENT.advice, SPENT.ttl_s)
+    return SPENT.failure("MACHINE_GONE", text)
 
 
 def account_not_yet_known(failure: Failure) -> bool:
     """Say whether Compute Engine has not heard yet of a service account that was made a moment ago."""
     return failure.advice == NO_ACCOUNT.advice
-
-
-def with_failure(error: CloudError, failure: Failure) -> CloudError:
-    """Let an error of somebody else's carry its failure, as the controller reads it."""
-    carrier: Any = error
-    carrier.failure = failure
-    return error

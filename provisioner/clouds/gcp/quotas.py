@@ -14,9 +14,9 @@ from typing import Final
 
 from provisioner import catalog
 from provisioner.catalog import Machine
-from provisioner.clouds.gcp.api import Clock
+from provisioner.clouds.clock import Clock
 from provisioner.clouds.gcp.compute import Compute, Quota
-from provisioner.clouds.gcp.failures import quota_link, quota_scope
+from provisioner.clouds.gcp.reading import quota_link, quota_scope
 from provisioner.errors import CloudError
 from provisioner.model import Failure, FailureKind, Market, Offer, Scope
 

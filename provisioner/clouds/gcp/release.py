@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from provisioner.clouds.gcp.api import Clock
+from provisioner.clouds.clock import Clock
 from provisioner.clouds.gcp.compute import Compute, Operation
-from provisioner.clouds.gcp.errors import Refused, error_of, passing
-from provisioner.clouds.gcp.failures import failure_of
+from provisioner.clouds.gcp.errors import Refused, error_of
+from provisioner.clouds.gcp.reading import failure_of
+from provisioner.clouds.meaning import passing
 from provisioner.errors import CloudError
 
 CONFIRM_S: Final = 600.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,35 +12,24 @@ from typing import Any
 import boto3
 import pytest
 
-from provisioner.clouds.aws.claim import Clock
 from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.clouds.aws.inventory import PATH, job_tags
 from provisioner.clouds.aws.substrate import Prepared
 from provisioner.config import AwsConfig
-from provisioner.model import Gpu, JobRef, Launch, Market, Offer, claim_token, tags
+from provisioner.model import Gpu, Launch, Market, Offer
 from provisioner.sandbox.ec2 import AwsEmulator
 from provisioner.sandbox.machines import Machines
 from provisioner.terraform.render import StackSpec
+from tests import rooms
 
-JOB = JobRef("digits", "1a2b3c4d")
-IDLE = "#!/bin/bash\nsleep 600\n"
 _STATEMENT = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::bucket/jobs/digits/*"}
 _POLICY = json.dumps({"Version": "2012-10-17", "Statement": [_STATEMENT]})
-
-
-def _eventually(true: Callable[[], bool], for_s: float = 15.0) -> bool:
-    until = time.monotonic() + for_s
-    while not true():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 @pytest.fixture
 def eventually() -> Callable[..., bool]:
     """Wait for something that other processes do: ``assert eventually(lambda: ...)``."""
-    return _eventually
+    return rooms.eventually
 
 
 @functools.cache
@@ -84,26 +72,15 @@ class _Made:
     subnet_ids: dict[str, str]
 
 
-class SdkStack:
+class SdkStack(rooms.KeptStack):
     """What Terraform's stack makes, made by boto3 in a second instead of half a minute. Its state is a file."""
 
     def __init__(self, box: AwsBox, spec: StackSpec, directory: Path) -> None:
-        self.spec, self.directory = spec, directory
+        super().__init__(directory)
+        self.spec = spec
         self.ec2, self.iam = box.client("ec2", spec.region), box.client("iam")
         self.name = f"{spec.job.name}-{spec.job.uid}"
         self.role = "0" if spec.region == "us-east-1" else spec.region
-        self.runs: list[str] = []
-        self.fail: Exception | None = None
-
-    def state(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads((self.directory / "state.json").read_text()))
-        except FileNotFoundError:
-            return {}
-
-    def keep(self, state: dict[str, Any]) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        (self.directory / "state.json").write_text(json.dumps(state))
 
     def prepare(self) -> _Made:
         self.runs.append("prepare")
@@ -116,21 +93,7 @@ class SdkStack:
         subnets = {s["AvailabilityZone"]: s["SubnetId"] for s in self.ec2.describe_subnets()["Subnets"]}
         return _Made(state["template"], 1, subnets)
 
-    def adopt(self, instance_id: str) -> None:
-        self.runs.append(f"adopt {instance_id}")
-        self.keep({**self.state(), "node": instance_id})
-
-    def release(self) -> None:
-        self.runs.append("release")
-        if self.fail is not None:
-            raise self.fail
-        self.keep({**self.state(), "node": ""})
-
-    def destroy(self) -> None:
-        self.runs.append("destroy")
-        if self.fail is not None:
-            raise self.fail
-        state = self.state()
+    def _destroy(self, state: dict[str, Any]) -> None:
         if "template" in state:
             self.ec2.delete_launch_template(LaunchTemplateId=state["template"])
             self.ec2.delete_security_group(GroupId=state["group"])
@@ -139,10 +102,6 @@ class SdkStack:
             self.iam.delete_instance_profile(InstanceProfileName=pair["InstanceProfileName"])
             self.iam.delete_role_policy(RoleName=pair["RoleName"], PolicyName="store")
             self.iam.delete_role(RoleName=pair["RoleName"])
-        self.keep({})
-
-    def node_id(self) -> str:
-        return str(self.state().get("node", ""))
 
     def _tagged(self, *kinds: str) -> list[dict[str, Any]]:
         found = [{"Key": key, "Value": value} for key, value in job_tags(self.spec.job).items()]
@@ -187,29 +146,18 @@ class Room:
     cloud: AwsCloud
     stacks: dict[str, SdkStack]
     box: AwsBox
+    events: rooms.Events
 
     def offer(self, zone: str = "us-east-1b", market: Market = Market.SPOT) -> Offer:
         return Offer("aws", zone[:-1], zone, "g4dn.xlarge", Gpu("T4", 1, 16), market, None)
 
-    def launch(self, offer: Offer, epoch: int = 1, user_data: str = IDLE) -> Launch:
-        token = claim_token(JOB, epoch, offer)
-        return Launch(JOB, epoch, token, user_data, 3600.0, tags(JOB, epoch, token))
+    def launch(self, offer: Offer, epoch: int = 1, user_data: str = rooms.IDLE) -> Launch:
+        return rooms.launch(offer, epoch, user_data=user_data)
 
     def prepared(self) -> Prepared:
         found = self.cloud._substrate("us-east-1").noted()
         assert found is not None
         return found
-
-
-def _quick_clock() -> Clock:
-    """Return a clock on which a sleep of minutes takes 20 ms."""
-    skipped = [0.0]
-
-    def sleep(seconds: float) -> None:
-        time.sleep(min(seconds, 0.02))
-        skipped[0] += max(0.0, seconds - 0.02)
-
-    return Clock(tick=lambda: time.monotonic() + skipped[0], sleep=sleep)
 
 
 @pytest.fixture(scope="session")
@@ -240,21 +188,20 @@ def make_room(aws_box: AwsBox, tmp_path: Path) -> Callable[..., Room]:
         def stack(spec: StackSpec, where: Path) -> SdkStack:
             return stacks.setdefault(spec.region, SdkStack(aws_box, spec, where))
 
-        def no_terraform() -> Any:
-            raise AssertionError
-
+        events = rooms.Events()
         cloud = AwsCloud(
             [AwsConfig.model_validate({"regions": ["us-east-1"], **config})],
-            JOB,
+            rooms.JOB,
             tmp_path / "job",
-            no_terraform,
+            rooms.no_terraform,
             aws_box.environ,
             bucket="bucket",
             prefix="jobs/digits",
-            clock=_quick_clock(),
+            events=events,
+            clock=rooms.quick_clock(),
             stack=stack,
         )
-        return Room(cloud, stacks, aws_box)
+        return Room(cloud, stacks, aws_box, events)
 
     return make
 

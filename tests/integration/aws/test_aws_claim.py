@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from provisioner.clouds.aws.claim import Clock
 from provisioner.clouds.base import Cloud
-from provisioner.model import Failure, FailureKind, Market, Node, NodeState, Scope
+from provisioner.clouds.clock import Clock
+from provisioner.model import Ending, Failure, FailureKind, Market, Node, NodeState, Scope
+from tests import sweeps
 
 CAPACITY = {"action": "RunInstances", "code": "InsufficientInstanceCapacity"}
 
@@ -223,13 +224,15 @@ def test_inspect_waits_for_a_machine_that_is_not_listed_yet(room: Any) -> None:
     assert room.cloud.inspect(replace(node, claimed_at=node.claimed_at - 3600)) is NodeState.GONE
 
 
-def test_a_taken_spot_machine_says_why(room: Any, eventually: Any) -> None:
+def test_the_report_says_why_a_spot_machine_was_lost(room: Any, eventually: Any, tmp_path: Path) -> None:
     offer = room.offer()
     node = claimed(room.cloud.claim(offer, room.launch(offer)))
     assert eventually(lambda: room.box.machines.alive(node.id))
     room.box.emulator.take(node.id)
-    assert room.cloud.inspect(node) is NodeState.GONE
-    assert room.cloud.why_gone(node).startswith("Server.SpotInstanceTermination")
+    watched, event = sweeps.watched(room.cloud, sweeps.aws(regions=["us-east-1"]), tmp_path / "state", node)
+    assert watched.ending is Ending.LOST
+    assert watched.reason.startswith("the cloud says the machine is gone: Server.SpotInstanceTermination: ")
+    assert event["reason"] == watched.reason
 
 
 def test_the_ceiling_goes_to_aws_in_dollars(make_room: Callable[..., Any]) -> None:

@@ -183,11 +183,28 @@ def test_dismantle_removes_what_no_state_file_names(room: Any, *, broken: bool) 
 
 def test_dismantle_names_what_is_left(room: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     node = claim(room)
-    monkeypatch.setattr("provisioner.clouds.aws.cloud.SWEPT_S", 4.0)
+    monkeypatch.setattr("provisioner.clouds.regional.SWEPT_S", 4.0)
     with pytest.raises(CloudError, match=f"AWS still lists us-east-1 machine {node.id}"):
         room.cloud.dismantle()
     room.cloud.release(node)
     room.cloud.dismantle()
+
+
+def test_a_region_that_cannot_be_asked_hides_no_other_and_is_never_called_empty(make_room: Any) -> None:
+    room = make_room(regions=["us-west-2", "us-east-1"])
+    room.cloud.prepare("us-east-1")
+    node = claim(room)
+    denied = {"service": "ec2", "region": "us-west-2", "code": "UnauthorizedOperation"}
+    room.box.emulator.faults.set([denied])
+    assert ("machine", node.id) in {(thing.kind, thing.id) for thing in room.cloud.owned()}
+    assert {event["place"] for event in room.events.told if event["kind"] == "owned_partly"} == {"us-west-2"}
+    room.cloud.release(node)
+    with pytest.raises(CloudError, match=r"^us-west-2 could not be asked: "):
+        room.cloud.dismantle()
+    assert not room.box.emulator.state()["templates"]  # what could be taken apart was
+    room.box.emulator.faults.set([])
+    room.cloud.dismantle()
+    assert not room.cloud.owned()
 
 
 def test_other_jobs_are_left_alone(room: Any) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,34 +11,23 @@ from typing import Any
 import httpx
 import pytest
 
-from provisioner.clouds.gcp.api import Clock
 from provisioner.clouds.gcp.cloud import GcpCloud
 from provisioner.clouds.gcp.machine import account_prefix, substrate_prefix
 from provisioner.clouds.gcp.substrate import Prepared
 from provisioner.config import GcpConfig
-from provisioner.model import Gpu, JobRef, Launch, Market, Offer, claim_token, tags
+from provisioner.model import Gpu, Launch, Market, Offer
 from provisioner.sandbox.gce.emulator import GceEmulator
 from provisioner.sandbox.machines import Machines
 from provisioner.terraform.render import GcpStackSpec
+from tests import rooms
 
-JOB = JobRef("digits", "1a2b3c4d")
-IDLE = "#!/bin/bash\nsleep 600\n"
 PROJECT = "sandbox-project"
-
-
-def _eventually(true: Callable[[], bool], for_s: float = 15.0) -> bool:
-    until = time.monotonic() + for_s
-    while not true():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 @pytest.fixture
 def eventually() -> Callable[..., bool]:
     """Wait for something that other processes do: ``assert eventually(lambda: ...)``."""
-    return _eventually
+    return rooms.eventually
 
 
 @dataclass
@@ -78,26 +64,15 @@ class GcpBox:
         return [(entry["az"], entry["outcome"]) for entry in log if not entry["outcome"].startswith("again ")]
 
 
-class Stack:
+class Stack(rooms.KeptStack):
     """What Terraform's stack makes, made by REST at once instead of in seconds. Its state is a file."""
 
     def __init__(self, box: GcpBox, spec: GcpStackSpec, directory: Path) -> None:
-        self.box, self.spec, self.directory = box, spec, directory
+        super().__init__(directory)
+        self.box, self.spec = box, spec
         end = hashlib.sha256(spec.region.encode()).hexdigest()[:6]
         self.name = f"{substrate_prefix(spec.job)}-{end}"
         self.email = f"{account_prefix(spec.job)}{end}@{PROJECT}.iam.gserviceaccount.com"
-        self.runs: list[str] = []
-        self.fail: Exception | None = None
-
-    def state(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads((self.directory / "state.json").read_text()))
-        except FileNotFoundError:
-            return {}
-
-    def keep(self, state: dict[str, Any]) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        (self.directory / "state.json").write_text(json.dumps(state))
 
     def prepare(self) -> Prepared:
         self.runs.append("prepare")
@@ -122,19 +97,8 @@ class Stack:
         network, subnetwork = (f"projects/{PROJECT}/{link}" for link in links)
         return Prepared(network, subnetwork, self.email, self.name, self.spec.image)
 
-    def adopt(self, import_id: str) -> None:
-        self.runs.append(f"adopt {import_id}")
-        self.keep({**self.state(), "node": import_id})
-
-    def release(self) -> None:
-        self.runs.append("release")
-        self.keep({**self.state(), "node": ""})
-
-    def destroy(self) -> None:
-        self.runs.append("destroy")
-        if self.fail is not None:
-            raise self.fail
-        if self.state().get("made"):
+    def _destroy(self, state: dict[str, Any]) -> None:
+        if state.get("made"):
             self.box.compute("DELETE", f"global/firewalls/{self.name}-deny")
             if self.spec.network == "own":
                 self.box.compute("DELETE", f"regions/{self.spec.region}/subnetworks/{self.name}")
@@ -142,20 +106,6 @@ class Stack:
             if self.spec.bucket:
                 self.box.call("PUT", f"storage/v1/b/{self.spec.bucket}/iam", {"version": 3, "bindings": []})
             self.box.call("DELETE", f"v1/projects/{PROJECT}/serviceAccounts/{self.email}")
-        self.keep({})
-
-    def node_id(self) -> str:
-        return str(self.state().get("node", ""))
-
-
-@dataclass
-class Events:
-    """What the room told."""
-
-    told: list[dict[str, Any]]
-
-    def emit(self, kind: str, /, **fields: Any) -> None:
-        self.told.append({"kind": kind, **fields})
 
 
 @dataclass
@@ -165,7 +115,7 @@ class Room:
     cloud: GcpCloud
     stacks: dict[str, Stack]
     box: GcpBox
-    events: Events
+    events: rooms.Events
 
     def offer(
         self, zone: str = "us-central1-b", market: Market = Market.SPOT, kind: str = "n1-standard-4+1xT4"
@@ -173,21 +123,8 @@ class Room:
         name = "T4" if "T4" in kind else "L4"
         return Offer("gcp", zone[:-2], zone, kind, Gpu(name, 1, 16), market, None)
 
-    def launch(self, offer: Offer, epoch: int = 1, attempt: int = 0, user_data: str = IDLE) -> Launch:
-        token = claim_token(JOB, epoch, offer, attempt)
-        return Launch(JOB, epoch, token, user_data, 3600.0, tags(JOB, epoch, token))
-
-
-def _quick_clock() -> Clock:
-    """Return a clock on which a sleep of minutes takes 20 ms."""
-    skipped, lock = [0.0], threading.Lock()
-
-    def sleep(seconds: float) -> None:
-        time.sleep(min(seconds, 0.02))
-        with lock:
-            skipped[0] += max(0.0, seconds - 0.02) / 20
-
-    return Clock(tick=lambda: time.monotonic() + skipped[0], sleep=sleep)
+    def launch(self, offer: Offer, epoch: int = 1, attempt: int = 0, user_data: str = rooms.IDLE) -> Launch:
+        return rooms.launch(offer, epoch, attempt, user_data)
 
 
 @pytest.fixture(scope="session")
@@ -214,27 +151,29 @@ def gcp_box(_emulator: GcpBox, tmp_path: Path) -> Iterator[GcpBox]:
 def make_room(gcp_box: GcpBox, tmp_path: Path) -> Callable[..., Room]:
     """Make rooms. Two of them on one directory are one controller before and after a crash."""
 
-    def make(bucket: str | None = None, environ: dict[str, str] | None = None, **config: Any) -> Room:
+    def make(
+        bucket: str | None = None,
+        environ: dict[str, str] | None = None,
+        others: tuple[dict[str, Any], ...] = (),
+        **config: Any,
+    ) -> Room:
         stacks: dict[str, Stack] = {}
 
         def stack(spec: GcpStackSpec, where: Path) -> Stack:
             return stacks.setdefault(spec.region, Stack(gcp_box, spec, where))
 
-        def no_terraform() -> Any:
-            raise AssertionError
-
-        settings = {"project": PROJECT, "regions": ["us-central1"], **config}
-        events = Events([])
+        entries = ({"project": PROJECT, "regions": ["us-central1"], **config}, *others)
+        events = rooms.Events()
         cloud = GcpCloud(
-            [GcpConfig.model_validate(settings)],
-            JOB,
+            [GcpConfig.model_validate(entry) for entry in entries],
+            rooms.JOB,
             tmp_path / "job",
-            no_terraform,
+            rooms.no_terraform,
             {**gcp_box.environ, **(environ or {})},
             bucket=bucket,
             prefix="jobs/digits",
             events=events,
-            clock=_quick_clock(),
+            clock=rooms.quick_clock(share=0.05),
             stack=stack,
         )
         return Room(cloud, stacks, gcp_box, events)

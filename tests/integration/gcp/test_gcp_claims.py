@@ -327,7 +327,7 @@ def test_a_prepared_region_is_not_prepared_again_by_the_next_controller(room: An
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from provisioner.clouds.gcp.api import Clock
+from provisioner.clouds.clock import Clock
 from provisioner.clouds.gcp.cloud import GcpCloud
 from provisioner.clouds.gcp.compute import Compute
 from provisioner.config import GcpConfig

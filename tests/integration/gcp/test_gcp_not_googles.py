@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from provisioner.clouds.clock import Clock
 from provisioner.clouds.gcp import inventory
-from provisioner.clouds.gcp.api import Account, Clock
+from provisioner.clouds.gcp.api import Account
 from provisioner.clouds.gcp.compute import Compute
 from provisioner.clouds.gcp.errors import NoAnswer
 from provisioner.errors import CloudError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from provisioner.clouds.gcp import release
 from provisioner.clouds.gcp.api import Account
 from provisioner.clouds.gcp.probe import look
 from provisioner.errors import CloudError, TerraformError, Unauthorized
-from provisioner.model import FailureKind, Market, Node, NodeState, Owned, Scope
+from provisioner.model import Ending, FailureKind, Market, Node, NodeState, Owned, Scope
+from tests import sweeps
 
 
 def claim(room: Any, *args: Any) -> Node:
@@ -68,6 +70,22 @@ def test_a_preempted_machine_is_gone_with_its_disk(room: Any, eventually: Any) -
     room.box.emulator.take(machine)
     assert eventually(lambda: room.cloud.inspect(node) is NodeState.GONE)
     assert not billable(room)
+
+
+def test_the_report_says_why_a_spot_machine_was_lost(room: Any, eventually: Any, tmp_path: Path) -> None:
+    node, other = claim(room), claim(room, "us-central1-b", Market.ON_DEMAND)
+    assert eventually(lambda: all(room.box.machines.alive(one["id"]) for one in room.box.instances()))
+    room.box.emulator.take(next(one["id"] for one in room.box.instances() if one["name"] in node.id))
+    assert eventually(lambda: room.cloud.inspect(node) is NodeState.GONE)
+    places = {"fallback": [{"gcp": {"project": "sandbox-project", "regions": ["us-central1"]}}]}
+    watched, event = sweeps.watched(room.cloud, places, tmp_path / "state", node)
+    assert watched.ending is Ending.LOST
+    assert watched.reason.startswith("the cloud says the machine is gone: compute.instances.preempted: ")
+    assert event["reason"] == watched.reason
+    assert room.cloud.why_gone(other) == ""
+    room.box.emulator.faults.set([{"method": "zoneOperations.list", "code": "forbidden"}])
+    watched, _ = sweeps.watched(room.cloud, places, tmp_path / "state", node)
+    assert (watched.ending, watched.reason) == (Ending.LOST, "the cloud says the machine is gone")
 
 
 def test_r21_a_machine_that_switched_itself_off_is_found_with_its_disk_and_cost(room: Any, eventually: Any) -> None:
@@ -135,11 +153,24 @@ def test_two_jobs_that_leave_a_bucket_at_once_both_do(
 
 def test_dismantle_names_what_is_left(room: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     node = claim(room)
-    monkeypatch.setattr("provisioner.clouds.gcp.cloud.SWEPT_S", 0.5)
+    monkeypatch.setattr("provisioner.clouds.regional.SWEPT_S", 0.5)
     with pytest.raises(CloudError, match=f"Google Cloud still lists us-central1 machine {node.id}"):
         room.cloud.dismantle()
     room.cloud.release(node)
     room.cloud.dismantle()
+
+
+def test_a_project_that_cannot_be_asked_hides_no_other_and_is_never_called_empty(make_room: Callable[..., Any]) -> None:
+    room = make_room(others=({"project": "closed-project", "regions": ["europe-west4"]},))
+    node = claim(room)
+    assert ("machine", node.id) in {(thing.kind, thing.id) for thing in room.cloud.owned()}
+    assert {event["place"] for event in room.events.told if event["kind"] == "owned_partly"} == {"closed-project"}
+    room.cloud.release(node)
+    with pytest.raises(CloudError, match=r"^closed-project could not be asked: "):
+        room.cloud.dismantle()
+    assert not room.box.emulator.state()["firewalls"]  # what could be taken apart was
+    with pytest.raises(CloudError, match=r"^closed-project could not be asked: "):
+        room.cloud.owned()
 
 
 def test_other_jobs_are_left_alone(room: Any) -> None:
