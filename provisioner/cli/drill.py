@@ -31,6 +31,7 @@ def drill(scenario: Path | None, *, as_json: bool, directory: Path | None, provi
     from provisioner.cli.run import exit_code
     from provisioner.sandbox.drill import Drill
 
+    streams.tell("rehearsing an outage on this machine, in a cloud in a box: no account is asked, nothing costs money")
     report = Drill(scenario, directory=directory, provider=provider, say=streams.tell).run()
     with streams.unread():
         print_json(report) if as_json else print_drill(report)

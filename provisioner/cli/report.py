@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +13,10 @@ import click
 from provisioner.cli.output import print_table
 from provisioner.cli.traffic import copy_lines, egress_words, size_words
 
+WIDTH = 100
+"""Of a report where no terminal tells one."""
+_LABEL = 14
+
 
 def print_report(report: Mapping[str, Any]) -> None:
     """Print the report on stdout."""
@@ -19,18 +25,33 @@ def print_report(report: Mapping[str, Any]) -> None:
         rows += [_attempt_row(placement["epoch"], attempt) for attempt in placement["attempts"]]
         rows.append(_placement_row(placement))
     rows += [_attempt_row("", attempt) for attempt in report["refused"]]
-    print_table(["epoch", "from", "where", "market", "price/h", "machine for", "steps", "outcome"], rows)
+    print_table(
+        ["epoch", "from", "where", "market", "price/h", "machine for", "steps", "outcome"], rows, width=_width()
+    )
     click.echo("")
     for label, value in _figures(report):
-        click.echo(f"{label:<14}{value}")
+        _print_figure(label, value)
 
 
 def print_drill(report: Mapping[str, Any]) -> None:
     """Print a drill's report: the run, what played the cloud, and what a drill cannot prove."""
     print_report(report)
     terraform = report["drill"]["terraform"]
-    click.echo(f"{'terraform':<14}{terraform.get('note') or '-'}")
-    click.echo(f"{'not proved':<14}{'; '.join(report['drill']['cannot_prove'])}")
+    _print_figure("terraform", terraform.get("note") or "-")
+    _print_figure("not proved", "; ".join(report["drill"]["cannot_prove"]))
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((WIDTH, 0)).columns
+
+
+def _print_figure(label: str, value: str) -> None:
+    indent = " " * _LABEL
+    lines = textwrap.wrap(
+        value, max(WIDTH // 2, _width()), initial_indent=f"{label:<{_LABEL}}", subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    click.echo("\n".join(lines))
 
 
 def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
