@@ -1,112 +1,64 @@
 """The ``failover`` command. Each group is a file of its own, imported only when it is used.
 
 Data goes to stdout, words to stderr. Exit codes: ``provisioner.errors.ExitCode``, docs/exit-codes.md.
+
+This module imports nothing of weight: Ctrl-C must find ``main`` at work before the imports begin.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+import os
+import sys
 
-import click
+TYPE_CHECKING = False  # typing alone takes longer to import than all before it
+if TYPE_CHECKING:
+    from types import TracebackType
 
-from provisioner import __version__
-from provisioner.cli import streams
-from provisioner.errors import ExitCode, FailoverError
-
-COMMANDS = {
-    "init": ("provisioner.cli.config:init_command", "Write a commented failover.yaml."),
-    "config": ("provisioner.cli.config:config_group", "Check a failover.yaml; print its JSON schema."),
-    "check": ("provisioner.cli.check:check", "Show AutoDL's stock, prices and balance; wait for cards."),
-    "plan": ("provisioner.cli.plan:plan", "Show where the job would run, and why."),
-    "catalog": ("provisioner.cli.catalog:catalog_group", "List GPU machines, zones and prices; bring them up to date."),
-    "run": ("provisioner.cli.run:run", "Run the job until it is done, wherever there are GPUs."),
-    "status": ("provisioner.cli.status:status", "Show jobs and their machines."),
-    "logs": ("provisioner.cli.status:logs", "Print the training log of a job."),
-    "down": ("provisioner.cli.run:down", "Take a job's machines down and remove what was prepared."),
-    "drill": ("provisioner.cli.drill:drill", "Rehearse an outage in a cloud in a box."),
-    "checkpoint": ("provisioner.cli.checkpoint:checkpoint", "List, check, push, pull, copy and remove checkpoints."),
-    "runtime": ("provisioner.cli.runtime:runtime_group", "Make the node's own Python, for images without one."),
-    "doctor": ("provisioner.cli.doctor:doctor", "Check this machine, the credentials and the store."),
-}
-
-
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called, so that ``--help`` is quick."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """List the commands in the order of a job's life."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import the command."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(import_module(module), attribute)
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command, with a did-you-mean."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from difflib import get_close_matches
-
-            close = get_close_matches(args[0], COMMANDS, n=1)
-            ctx.fail(f"No such command '{args[0]}'." + (f" Did you mean '{close[0]}'?" if close else ""))
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """List the commands with their one line, without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="failover")
-def cli() -> None:
-    """Keep a training job alive when GPUs run out: AutoDL, then AWS or Google Cloud, from the last checkpoint on."""
+_INTERRUPTED = 130
+"""``ExitCode.INTERRUPTED``."""
+_SOON_S = 0.01
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return the exit code. Every error is one line on stderr."""
-    streams.ready()
-    code = _run(arguments)
-    streams.settle()
+    """Run the command line and return the exit code. Every error is one line on stderr.
+
+    Without ``arguments`` it is all that the process does: then Ctrl-C ends it with exit code 130 and no traceback,
+    wherever it falls, also within an import or after the command.
+    """
+    whole = arguments is None
+    if whole:
+        sys.excepthook, sys.unraisablehook = _uncaught, _dropped
+    from provisioner.cli.command import run
+
+    code = run(arguments)
+    if whole:
+        sys.unraisablehook = _dropped_at_the_end
     return code
 
 
-def _run(arguments: list[str] | None) -> int:
-    try:
-        outcome = cli.main(args=arguments, standalone_mode=False)
-    except click.ClickException as error:
-        context = getattr(error, "ctx", None)
-        hint = f" (see: {context.command_path} --help)" if context is not None else ""
-        streams.tell(f"failover: {error.format_message()}{hint}")
-        return int(ExitCode.BAD_INPUT)
-    except (click.Abort, KeyboardInterrupt):
-        streams.tell("interrupted")
-        return int(ExitCode.INTERRUPTED)
-    except FailoverError as error:
-        streams.tell(f"failover: {error}")
-        if error.hint:
-            streams.tell(f"  {error.hint}")
-        return int(error.exit_code)
-    except SystemExit as error:  # whoever read our output went away: click and rich end with 1, which is JOB_FAILED
-        return 0 if error.code == 1 else int(error.code or 0)
-    except Exception as error:  # noqa: BLE001 - the outermost boundary: one line, the rest in a file
-        return _our_fault(error)
-    return outcome if isinstance(outcome, int) else 0
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        os.write(2, b"interrupted\n")
+        os._exit(_INTERRUPTED)
+    sys.__excepthook__(kind, error, trace)
 
 
-def _our_fault(error: Exception) -> int:
-    """Keep the traceback in a file of the operator's, and say where."""
-    import os
-    import tempfile
-    import traceback
+def _dropped(found: sys.UnraisableHookArgs) -> None:
+    """Raise Ctrl-C again that fell into a callback, as Python's imports have them: else it would be lost."""
+    if not issubclass(found.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(found)
+        return
+    import _thread
+    import time
 
-    handle, name = tempfile.mkstemp(prefix="failover-crash-", suffix=".txt")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write("".join(traceback.format_exception(error)))
-    streams.tell(f"failover: a fault of ours: {type(error).__name__} (details: {name})")
-    return int(ExitCode.OUR_FAULT)
+    def again() -> None:
+        time.sleep(_SOON_S)  # by then the callback is over
+        _thread.interrupt_main()
+
+    _thread.start_new_thread(again, ())
+
+
+def _dropped_at_the_end(found: sys.UnraisableHookArgs) -> None:
+    if issubclass(found.exc_type, KeyboardInterrupt):
+        os._exit(_INTERRUPTED)
+    sys.__unraisablehook__(found)
