@@ -1,4 +1,4 @@
-"""Faults that the sandbox's AWS answers with: rules, in order, the first that matches is taken.
+"""Faults that the sandbox's AWS answers with, by rules.
 
 A rule says what it matches (every key that is given must agree) and what happens: an error, a delay, an answer that
 is lost after the work was done, or a launch that is accepted and dies afterwards.
@@ -6,16 +6,14 @@ is lost after the work was done, or a launch that is accepted and dies afterward
 
 from __future__ import annotations
 
-import fnmatch
-import threading
-import time
 import uuid
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar
 from xml.sax.saxutils import escape
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from provisioner.sandbox.rules import Rule, RuleBook
 
 _MESSAGES = {
     "InsufficientInstanceCapacity": "We currently do not have sufficient {itype} capacity in the Availability Zone you "
@@ -57,42 +55,25 @@ class Call:
     path: str = ""
     token: str = ""
 
+    def row(self) -> dict[str, Any]:
+        """Return what the log of launches says of it."""
+        return asdict(self)
 
-class Fault(BaseModel):
-    """One rule. Unset keys match anything; ``action`` and ``path`` may hold ``*``.
 
-    For S3 the action is the HTTP method, e.g. ``PUT``. ``times`` counts down, -1 is for ever. ``delay`` in seconds.
-    """
+class Fault(Rule):
+    """One rule. For S3 the action is the HTTP method, e.g. ``PUT``. ``delay`` in seconds."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    EQUAL: ClassVar[tuple[str, ...]] = ("service", "region", "itype", "az", "subnet", "market")
+    GLOBBED: ClassVar[tuple[str, ...]] = ("action", "path")
 
     service: str | None = None
     action: str | None = None
-    region: str | None = None
     itype: str | None = None
     az: str | None = None
     subnet: str | None = None
-    market: Literal["spot", "on-demand"] | None = None
     path: str | None = None
-    code: str | None = None
-    status: int | None = Field(default=None, ge=400, le=599)
-    message: str | None = None
-    times: int = -1
     delay: float = Field(default=0.0, ge=0)
     asynchronous: bool = Field(default=False, alias="async")
-    lost: bool = False
-
-    def matches(self, call: Call) -> bool:
-        """Say whether the rule is for this call."""
-        if self.times == 0:
-            return False
-        globbed = ((self.action, call.action), (self.path, call.path))
-        plain = [
-            (getattr(self, key), getattr(call, key)) for key in ("service", "region", "itype", "az", "subnet", "market")
-        ]
-        return all(want is None or want == have for want, have in plain) and all(
-            want is None or fnmatch.fnmatchcase(have, want) for want, have in globbed
-        )
 
     def words(self, call: Call) -> tuple[int, str, str]:
         """Return HTTP status, code and message of the answer."""
@@ -105,56 +86,10 @@ def message(code: str, call: Call) -> str:
     return _MESSAGES.get(code, code).format(**asdict(call))
 
 
-class Faults:
-    """The rules in force and a log of launches. Thread-safe."""
+class Faults(RuleBook[Fault, Call]):
+    """The rules for AWS."""
 
-    def __init__(self) -> None:
-        """Start without rules."""
-        self._rules: list[Fault] = []
-        self._log: list[dict[str, Any]] = []
-        self._lock = threading.Lock()
-
-    def set(self, rules: Iterable[dict[str, Any] | Fault]) -> None:
-        """Replace the rules. Raises pydantic.ValidationError."""
-        fresh = [rule if isinstance(rule, Fault) else Fault.model_validate(rule) for rule in rules]
-        with self._lock:
-            self._rules = [rule.model_copy() for rule in fresh]
-
-    def add(self, rules: Iterable[dict[str, Any] | Fault]) -> None:
-        """Put rules before those in force."""
-        fresh = [rule if isinstance(rule, Fault) else Fault.model_validate(rule) for rule in rules]
-        with self._lock:
-            self._rules[:0] = [rule.model_copy() for rule in fresh]
-
-    def rules(self) -> list[dict[str, Any]]:
-        """Return the rules in force, as JSON values."""
-        with self._lock:
-            return [rule.model_dump(by_alias=True, exclude_defaults=True) for rule in self._rules]
-
-    def hit(self, call: Call) -> Fault | None:
-        """Return the rule for this call, counted down."""
-        with self._lock:
-            for rule in self._rules:
-                if rule.matches(call):
-                    if rule.times > 0:
-                        rule.times -= 1
-                    return rule
-        return None
-
-    def note(self, call: Call, outcome: str) -> None:
-        """Add a launch to the log: what was asked, and the code or the instance it came to."""
-        with self._lock:
-            self._log.append({**asdict(call), "time": time.time(), "outcome": outcome})
-
-    def log(self) -> list[dict[str, Any]]:
-        """Return every launch since the start or the last reset."""
-        with self._lock:
-            return list(self._log)
-
-    def clear(self) -> None:
-        """Forget rules and log."""
-        with self._lock:
-            self._rules, self._log = [], []
+    rule: ClassVar[type[Rule]] = Fault
 
 
 def error_body(service: str, code: str, text: str) -> tuple[str, bytes]:

@@ -1,4 +1,4 @@
-"""Faults that the sandbox's Google Cloud answers with: rules, in order, the first that matches is taken.
+"""Faults that the sandbox's Google Cloud answers with, by rules.
 
 Google refuses in two ways. A call may be refused at once, with an HTTP status and a reason such as ``quotaExceeded``.
 Or it is accepted, and the operation that it became ends with an error, whose codes are in capitals: that is how
@@ -9,15 +9,14 @@ Words and shapes: googleapis/nodejs-compute#377, CCExtractor/sample-platform#901
 
 from __future__ import annotations
 
-import fnmatch
-import threading
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from provisioner.sandbox.rules import Rule, RuleBook
 
 _STOCK_OUT = (
     "The zone 'projects/{project}/zones/{zone}' does not have enough resources available to fulfill the request."
@@ -108,43 +107,43 @@ class Call:
         """The cards as Google's details name them, ``nvidia-tesla-t4:1``."""
         return ",".join(f"{name}:{count}" for name, count in self.accelerators.items())
 
+    def row(self) -> dict[str, Any]:
+        """Return what the log of launches says of it, by the names that AWS's log has."""
+        return {
+            "cloud": "gcp",
+            "service": "compute",
+            "action": self.method,
+            "region": self.region,
+            "az": self.zone,
+            "itype": self.machine_type,
+            "cards": self.attachment,
+            "market": self.market,
+            "name": self.name,
+            "token": self.request_id,
+        }
 
-class GceFault(BaseModel):
-    """One rule. Unset keys match anything; ``method`` and ``machine_type`` may hold ``*``.
 
-    ``times`` counts down, -1 is for ever. ``delay``: seconds before the answer, or before the operation fails.
-    """
+class GceFault(Rule):
+    """One rule. ``delay``: seconds before the answer, or before the operation fails."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    EQUAL: ClassVar[tuple[str, ...]] = ("region", "zone", "market")
+    GLOBBED: ClassVar[tuple[str, ...]] = ("method", "machine_type")
 
     method: str | None = None
-    region: str | None = None
     zone: str | None = None
     machine_type: str | None = None
     accelerator: str | None = None
-    market: Literal["spot", "on-demand"] | None = None
-    code: str | None = None
     also: tuple[str, ...] = ()
     """Further codes of the same operation."""
-    message: str | None = None
-    status: int | None = Field(default=None, ge=400, le=599)
     metric: str | None = None
     """The quota that is exceeded, e.g. ``GPUS_ALL_REGIONS``; by default the one of the machine's cards."""
     asynchronous: bool | None = Field(default=None, alias="async")
     zones_available: tuple[str, ...] = ()
-    times: int = -1
     delay: float | None = Field(default=None, ge=0)
-    lost: bool = False
 
     def matches(self, call: Call) -> bool:
         """Say whether the rule is for this call."""
-        if self.times == 0 or (self.accelerator is not None and self.accelerator not in call.accelerators):
-            return False
-        globbed = ((self.method, call.method), (self.machine_type, call.machine_type))
-        plain = ((self.region, call.region), (self.zone, call.zone), (self.market, call.market))
-        return all(want is None or want == have for want, have in plain) and all(
-            want is None or fnmatch.fnmatchcase(have, want) for want, have in globbed
-        )
+        return super().matches(call) and (self.accelerator is None or self.accelerator in call.accelerators)
 
     @property
     def later(self) -> bool:
@@ -243,71 +242,7 @@ def quota_details(metric: str, region: str, limit: float) -> dict[str, Any]:
     }
 
 
-class GceFaults:
-    """The rules in force and a log of launches. Thread-safe."""
+class GceFaults(RuleBook[GceFault, Call]):
+    """The rules for Google Cloud."""
 
-    def __init__(self) -> None:
-        """Start without rules."""
-        self._rules: list[GceFault] = []
-        self._log: list[dict[str, Any]] = []
-        self._lock = threading.Lock()
-
-    def set(self, rules: Iterable[dict[str, Any] | GceFault]) -> None:
-        """Replace the rules. Raises pydantic.ValidationError."""
-        fresh = _read(rules)
-        with self._lock:
-            self._rules = fresh
-
-    def add(self, rules: Iterable[dict[str, Any] | GceFault]) -> None:
-        """Put rules before those in force."""
-        fresh = _read(rules)
-        with self._lock:
-            self._rules[:0] = fresh
-
-    def rules(self) -> list[dict[str, Any]]:
-        """Return the rules in force, as JSON values."""
-        with self._lock:
-            return [rule.model_dump(mode="json", by_alias=True, exclude_defaults=True) for rule in self._rules]
-
-    def hit(self, call: Call) -> GceFault | None:
-        """Return the rule for this call, counted down."""
-        with self._lock:
-            for rule in self._rules:
-                if rule.matches(call):
-                    if rule.times > 0:
-                        rule.times -= 1
-                    return rule
-        return None
-
-    def note(self, call: Call, outcome: str) -> None:
-        """Add a launch to the log: what was asked, and the code or the machine it came to."""
-        row = {
-            "cloud": "gcp",
-            "service": "compute",
-            "action": call.method,
-            "region": call.region,
-            "az": call.zone,
-            "itype": call.machine_type,
-            "cards": call.attachment,
-            "market": call.market,
-            "name": call.name,
-            "token": call.request_id,
-            "time": time.time(),
-            "outcome": outcome,
-        }
-        with self._lock:
-            self._log.append(row)
-
-    def log(self) -> list[dict[str, Any]]:
-        """Return every launch since the start or the last reset."""
-        with self._lock:
-            return list(self._log)
-
-    def clear(self) -> None:
-        """Forget rules and log."""
-        with self._lock:
-            self._rules, self._log = [], []
-
-
-def _read(rules: Iterable[dict[str, Any] | GceFault]) -> list[GceFault]:
-    return [rule.model_copy() if isinstance(rule, GceFault) else GceFault.model_validate(rule) for rule in rules]
+    rule: ClassVar[type[Rule]] = GceFault
