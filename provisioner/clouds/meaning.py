@@ -37,6 +37,9 @@ class Meaning:
 
 
 UNKNOWN: Final = Meaning(FailureKind.UNKNOWN, Scope.OFFER, _UNKNOWN_TTL_S, "not a code that we know; please report it")
+CAPACITY: Final = Meaning(FailureKind.NO_CAPACITY, Scope.OFFER, CAPACITY_TTL_S)
+THROTTLED: Final = Meaning(FailureKind.THROTTLED, Scope.REGION, BRIEF_TTL_S)
+REQUEST: Final = Meaning(FailureKind.INVALID, Scope.OFFER, ACCOUNT_TTL_S)
 SPENT: Final = Meaning(
     FailureKind.NO_CAPACITY,
     Scope.OFFER,

@@ -125,7 +125,7 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
         self._emit("adopted", node=node.id)
 
     def owned(self) -> Sequence[Owned]:
-        """List everything of the job, whatever any state file says, substrate too (``inventory.SUBSTRATE``).
+        """List everything of the job, whatever any state file says, also what ``prepare`` made, which costs nothing.
 
         A place that cannot be asked keeps none of the others from being listed: it is told as ``owned_partly``. An
         empty list means that every place has answered. Raises CloudError.

@@ -12,17 +12,19 @@ from typing import Final
 from provisioner.clouds.meaning import (
     ACCOUNT_TTL_S,
     BRIEF_TTL_S,
+    CAPACITY,
     CAPACITY_TTL_S,
     NOT_OFFERED_TTL_S,
     QUOTA_TTL_S,
+    REQUEST,
     RESERVED,
     SPENT,
     STALE,
+    THROTTLED,
     Meaning,
 )
 from provisioner.model import FailureKind, Scope
 
-_CAPACITY = Meaning(FailureKind.NO_CAPACITY, Scope.OFFER, CAPACITY_TTL_S)
 _ON_DEMAND_QUOTA = Meaning(
     FailureKind.QUOTA,
     Scope.FAMILY,
@@ -59,20 +61,18 @@ _SPOT_ROLE = Meaning(
     ACCOUNT_TTL_S,
     "once per account: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
 )
-_THROTTLED = Meaning(FailureKind.THROTTLED, Scope.REGION, BRIEF_TTL_S)
 _SERVER = Meaning(FailureKind.NETWORK, Scope.REGION, BRIEF_TTL_S, "AWS itself has a fault; it passes")
 _IMAGE = Meaning(FailureKind.INVALID, Scope.REGION, ACCOUNT_TTL_S, "set fallback.aws.ami to an image of this region")
 _NETWORK_SETUP = Meaning(FailureKind.INVALID, Scope.REGION, ACCOUNT_TTL_S, "set fallback.aws.vpc: own")
 _DISK = Meaning(FailureKind.INVALID, Scope.REGION, ACCOUNT_TTL_S, "see fallback.aws.disk_gb and the default KMS key")
-_REQUEST = Meaning(FailureKind.INVALID, Scope.OFFER, ACCOUNT_TTL_S)
 
 TABLE: Final[Mapping[str, Meaning]] = {
     # No capacity
-    "InsufficientInstanceCapacity": _CAPACITY,
-    "InsufficientCapacity": _CAPACITY,
-    "InsufficientHostCapacity": _CAPACITY,
-    "InsufficientCapacityOnHost": _CAPACITY,
-    "UnfulfillableCapacity": _CAPACITY,
+    "InsufficientInstanceCapacity": CAPACITY,
+    "InsufficientCapacity": CAPACITY,
+    "InsufficientHostCapacity": CAPACITY,
+    "InsufficientCapacityOnHost": CAPACITY,
+    "UnfulfillableCapacity": CAPACITY,
     "InsufficientReservedInstanceCapacity": RESERVED,
     "InsufficientReservedInstancesCapacity": RESERVED,
     "ReservationCapacityExceeded": RESERVED,
@@ -132,14 +132,14 @@ TABLE: Final[Mapping[str, Meaning]] = {
     "AccountDisabled": _ACCOUNT,
     "Blocked": _ACCOUNT,
     # Later
-    "RequestLimitExceeded": _THROTTLED,
-    "Throttling": _THROTTLED,
-    "ThrottlingException": _THROTTLED,
-    "EC2ThrottledException": _THROTTLED,
-    "RequestThrottled": _THROTTLED,
-    "RequestThrottledException": _THROTTLED,
-    "TooManyRequestsException": _THROTTLED,
-    "ConcurrentTagAccess": _THROTTLED,
+    "RequestLimitExceeded": THROTTLED,
+    "Throttling": THROTTLED,
+    "ThrottlingException": THROTTLED,
+    "EC2ThrottledException": THROTTLED,
+    "RequestThrottled": THROTTLED,
+    "RequestThrottledException": THROTTLED,
+    "TooManyRequestsException": THROTTLED,
+    "ConcurrentTagAccess": THROTTLED,
     "InternalError": _SERVER,
     "InternalFailure": _SERVER,
     "InternalServerError": _SERVER,
@@ -165,17 +165,17 @@ TABLE: Final[Mapping[str, Meaning]] = {
     "MissingInput": _NETWORK_SETUP,
     "InvalidBlockDeviceMapping": _DISK,
     "EncryptedVolumesNotSupported": _DISK,
-    "InvalidParameter": _REQUEST,
-    "InvalidParameterValue": _REQUEST,
-    "InvalidParameterCombination": _REQUEST,
-    "InvalidInput": _REQUEST,
-    "InvalidRequest": _REQUEST,
-    "InvalidUserData.Malformed": _REQUEST,
-    "InvalidKeyPair.NotFound": _REQUEST,
-    "InvalidTagKey.Malformed": _REQUEST,
-    "MissingParameter": _REQUEST,
-    "UnknownParameter": _REQUEST,
-    "ValidationError": _REQUEST,
+    "InvalidParameter": REQUEST,
+    "InvalidParameterValue": REQUEST,
+    "InvalidParameterCombination": REQUEST,
+    "InvalidInput": REQUEST,
+    "InvalidRequest": REQUEST,
+    "InvalidUserData.Malformed": REQUEST,
+    "InvalidKeyPair.NotFound": REQUEST,
+    "InvalidTagKey.Malformed": REQUEST,
+    "MissingParameter": REQUEST,
+    "UnknownParameter": REQUEST,
+    "ValidationError": REQUEST,
     # Client tokens: what they made is looked up first; this is for a token that made nothing, or nothing that lasts
     "IdempotentParameterMismatch": SPENT,
     "IdempotentInstanceTerminated": SPENT,
@@ -187,7 +187,7 @@ SPENT_CODES: Final = frozenset(code for code, meaning in TABLE.items() if meanin
 """Codes about the client token itself."""
 
 NEVER_RAN: Final[Mapping[str, Meaning]] = {
-    "Server.InsufficientInstanceCapacity": _CAPACITY,
+    "Server.InsufficientInstanceCapacity": CAPACITY,
     "Server.InternalError": Meaning(FailureKind.NO_CAPACITY, Scope.OFFER, CAPACITY_TTL_S, "the host failed at launch"),
     "Client.InternalError": _DISK,
     "Client.InvalidSnapshot.NotFound": _IMAGE,

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 PATH: Final = "/failover/"
 """IAM path of every role and instance profile that the region module makes."""
 GLOBAL: Final = "global"
-SUBSTRATE: Final = frozenset({"launch_template", "security_group", "vpc", "role", "instance_profile"})
-"""Kinds that ``prepare`` makes. They cost nothing."""
 _GP3_USD_GB_MONTH = Decimal("0.08")
 """List price of gp3 in us-east-1 (aws.amazon.com/ebs/pricing); what a forgotten disk costs, about."""
 _HOURS_A_MONTH = 730

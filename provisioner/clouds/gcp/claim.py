@@ -17,10 +17,9 @@ from typing import Any, Final
 from provisioner.clouds.clock import Clock
 from provisioner.clouds.gcp.compute import Compute, Machine, Operation
 from provisioner.clouds.gcp.errors import Refused, account_not_yet_known, machine_gone, spent
-from provisioner.clouds.gcp.failures import CAPACITY
 from provisioner.clouds.gcp.machine import LABEL_TOKEN, request_id
 from provisioner.clouds.gcp.reading import failure_of
-from provisioner.clouds.meaning import passing
+from provisioner.clouds.meaning import CAPACITY, passing
 from provisioner.model import Failure, FailureKind, Launch, Node, Offer
 
 CLAIM_S: Final = 60.0

@@ -80,13 +80,14 @@ class GcpCloud(RegionalCloud[GcpConfig, GcpStackSpec, Substrate]):
         the dead machine first, and no plan that would make one is ever applied.
         """
         zone, name = _parts(node.id)
-        release.terminate(self._compute(inventory.region_of(zone)), zone, name, self._clock)
-        self._quotas[self._project_of(inventory.region_of(zone))].forget()
+        project = self._project_with(node)
+        release.terminate(self._projects[project], zone, name, self._clock)
+        self._quotas[project].forget()
 
     def inspect(self, node: Node) -> NodeState:
         """Say how Google sees the machine. A claim has seen it, so one that Google does not know is gone."""
         zone, name = _parts(node.id)
-        machine = self._compute(inventory.region_of(zone)).machine(zone, name)
+        machine = self._projects[self._project_with(node)].machine(zone, name)
         if machine is None:
             return NodeState.GONE
         if machine.status in COMING:
@@ -96,7 +97,7 @@ class GcpCloud(RegionalCloud[GcpConfig, GcpStackSpec, Substrate]):
     def why_gone(self, node: Node) -> str:
         """Return what Google did to the machine, e.g. ``compute.instances.preempted: ...``; empty: nothing."""
         zone, name = _parts(node.id)
-        return next(iter(self._compute(inventory.region_of(zone)).ends(zone, name)), "")
+        return next(iter(self._projects[self._project_with(node)].ends(zone, name)), "")
 
     def spec(self, region: str) -> GcpStackSpec:
         """Describe the stack of a region."""
@@ -117,6 +118,7 @@ class GcpCloud(RegionalCloud[GcpConfig, GcpStackSpec, Substrate]):
     # --- what every cloud in regions asks of its room -----------------------------------------------------------------
 
     def _connect(self) -> None:
+        self._seen_in: dict[str, str] = {}
         projects = dict.fromkeys(config.project for config in self._configs)
         self._projects = {name: Compute(Account(name, self._environ, self._clock)) for name in projects}
         self._quotas = {
@@ -133,7 +135,7 @@ class GcpCloud(RegionalCloud[GcpConfig, GcpStackSpec, Substrate]):
 
     def _import_id(self, node: Node) -> str:
         zone, name = _parts(node.id)
-        return f"projects/{self._project_of(node.offer.region)}/zones/{zone}/instances/{name}"
+        return f"projects/{self._project_with(node)}/zones/{zone}/instances/{name}"
 
     def _ended(self, region: str, import_id: str) -> bool:
         _, _, zone, _, name = import_id.rsplit("/", 4)
@@ -152,6 +154,7 @@ class GcpCloud(RegionalCloud[GcpConfig, GcpStackSpec, Substrate]):
     def _owned_in(self, place: str) -> Sequence[Owned]:
         compute = self._projects[place]
         found = inventory.machines_and_disks(compute, self._job)
+        self._seen_in |= {thing.id: place for thing in found if thing.kind == "machine"}
         found += inventory.substrate(compute, self._job, self._regions_of(place))
         try:
             found += inventory.accounts(compute.account, self._job)
@@ -181,6 +184,10 @@ class GcpCloud(RegionalCloud[GcpConfig, GcpStackSpec, Substrate]):
 
     def _project_of(self, region: str) -> str:
         return self._of(region).project
+
+    def _project_with(self, node: Node) -> str:
+        """Return the project that a machine was listed in: the file may since name another one for its region."""
+        return self._seen_in.get(node.id) or self._project_of(inventory.region_of(_parts(node.id)[0]))
 
     def _regions_of(self, project: str) -> list[str]:
         return [name for name in self._regions if self._project_of(name) == project]

@@ -24,19 +24,21 @@ from provisioner.clouds.gcp.answers import NO_REASON
 from provisioner.clouds.meaning import (
     ACCOUNT_TTL_S,
     BRIEF_TTL_S,
+    CAPACITY,
     CAPACITY_TTL_S,
     NOT_OFFERED_TTL_S,
     QUOTA_TTL_S,
+    REQUEST,
     RESERVED,
     SPENT,
     STALE,
+    THROTTLED,
     Meaning,
 )
 from provisioner.model import FailureKind, Scope
 
 CONSOLE: Final = "https://console.cloud.google.com"
 
-CAPACITY = Meaning(FailureKind.NO_CAPACITY, Scope.OFFER, CAPACITY_TTL_S)
 _PREEMPTED = Meaning(FailureKind.NO_CAPACITY, Scope.OFFER, CAPACITY_TTL_S, "it was taken away while it was made")
 _NO_ADDRESS = Meaning(FailureKind.NO_CAPACITY, Scope.REGION, CAPACITY_TTL_S, "the region has no free address")
 _SUBNET_FULL = Meaning(
@@ -85,7 +87,6 @@ _POLICY = Meaning(
 _LOCATION = Meaning(
     FailureKind.UNAUTHORIZED, Scope.REGION, ACCOUNT_TTL_S, "a policy of the organization forbids this region"
 )
-_THROTTLED = Meaning(FailureKind.THROTTLED, Scope.REGION, BRIEF_TTL_S)
 _BUSY = Meaning(FailureKind.THROTTLED, Scope.OFFER, BRIEF_TTL_S, "the resource is being changed; it passes")
 SERVER = Meaning(FailureKind.NETWORK, Scope.REGION, BRIEF_TTL_S, "Google itself has a fault; it passes")
 UNREACHED = Meaning(FailureKind.NETWORK, Scope.REGION, BRIEF_TTL_S, "no usable answer from Google")
@@ -98,7 +99,6 @@ NO_BUCKET = Meaning(
 _IMAGE = Meaning(
     FailureKind.INVALID, Scope.ACCOUNT, ACCOUNT_TTL_S, "see fallback.gcp.image, and disk_gb: the image must fit"
 )
-_REQUEST = Meaning(FailureKind.INVALID, Scope.OFFER, ACCOUNT_TTL_S)
 
 TABLE: Final[Mapping[str, Meaning]] = {
     # No capacity
@@ -147,11 +147,11 @@ TABLE: Final[Mapping[str, Meaning]] = {
     "ORG_RESTRICTION_VIOLATION": _POLICY,
     "LOCATION_POLICY_VIOLATED": _LOCATION,
     # Later
-    "rateLimitExceeded": _THROTTLED,
-    "userRateLimitExceeded": _THROTTLED,
-    "RATE_LIMIT_EXCEEDED": _THROTTLED,
+    "rateLimitExceeded": THROTTLED,
+    "userRateLimitExceeded": THROTTLED,
+    "RATE_LIMIT_EXCEEDED": THROTTLED,
     "RESOURCE_OPERATION_RATE_EXCEEDED": _BUSY,
-    "CONCURRENT_OPERATIONS_QUOTA_EXCEEDED": _THROTTLED,
+    "CONCURRENT_OPERATIONS_QUOTA_EXCEEDED": THROTTLED,
     "resourceNotReady": _BUSY,
     "RESOURCE_NOT_READY": _BUSY,
     "resourceInUseByAnotherResource": _BUSY,
@@ -175,17 +175,17 @@ TABLE: Final[Mapping[str, Meaning]] = {
     "NOT_FOUND": STALE,
     "notFound": STALE,
     "SERVICE_ACCOUNT_NOT_FOUND": NO_ACCOUNT,
-    "invalid": _REQUEST,
-    "badRequest": _REQUEST,
-    "required": _REQUEST,
-    "unsupportedOperation": _REQUEST,
-    "INVALID_FIELD_VALUE": _REQUEST,
-    "INVALID_USAGE": _REQUEST,
-    "INVALID_ARGUMENT": _REQUEST,
-    "MISSING_REQUIRED_FIELD": _REQUEST,
-    "FIELD_SIZE_TOO_LARGE": _REQUEST,
-    "conditionNotMet": _REQUEST,
-    "CONDITION_NOT_MET": _REQUEST,
+    "invalid": REQUEST,
+    "badRequest": REQUEST,
+    "required": REQUEST,
+    "unsupportedOperation": REQUEST,
+    "INVALID_FIELD_VALUE": REQUEST,
+    "INVALID_USAGE": REQUEST,
+    "INVALID_ARGUMENT": REQUEST,
+    "MISSING_REQUIRED_FIELD": REQUEST,
+    "FIELD_SIZE_TOO_LARGE": REQUEST,
+    "conditionNotMet": REQUEST,
+    "CONDITION_NOT_MET": REQUEST,
     # The name: who has it is looked up first; this is for a machine that is not the token's, or has ended
     "alreadyExists": SPENT,
     "ALREADY_EXISTS": SPENT,
@@ -228,9 +228,9 @@ SENTENCES: Final[tuple[tuple[re.Pattern[str], Meaning], ...]] = tuple(
 """For codes that say nothing: ``invalid``, ``forbidden``, and those that nobody has written down."""
 TOLD_BY_SENTENCE: Final = frozenset(
     {
-        *(code for code, meaning in TABLE.items() if meaning in (_REQUEST, DENIED)),
+        *(code for code, meaning in TABLE.items() if meaning in (REQUEST, DENIED)),
         *("RESOURCE_NOT_FOUND", "NOT_FOUND", "notFound", "RESOURCE_POOL_EXHAUSTED", "UNSUPPORTED_OPERATION"),
     }
 )
 
-STATUS: Final[Mapping[int, Meaning]] = {401: CREDENTIALS, 403: DENIED, 408: SERVER, 412: _REQUEST, 429: _THROTTLED}
+STATUS: Final[Mapping[int, Meaning]] = {401: CREDENTIALS, 403: DENIED, 408: SERVER, 412: REQUEST, 429: THROTTLED}

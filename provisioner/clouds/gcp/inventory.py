@@ -27,8 +27,6 @@ from provisioner.clouds.gcp.machine import (
 from provisioner.model import OWNER, Gpu, JobRef, Market, Money, Offer, Owned
 
 GLOBAL: Final = "global"
-SUBSTRATE: Final = frozenset({"network", "subnetwork", "firewall", "service_account"})
-"""Kinds that ``prepare`` makes. They cost nothing."""
 _USD_GB_MONTH: Final[Mapping[str, Decimal]] = {
     "pd-standard": Decimal("0.04"),
     "pd-balanced": Decimal("0.10"),

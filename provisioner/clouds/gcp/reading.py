@@ -10,7 +10,6 @@ from typing import Final
 from provisioner.clouds.gcp.answers import Problem
 from provisioner.clouds.gcp.failures import (
     BILLING,
-    CAPACITY,
     CONSOLE,
     CREDENTIALS,
     DENIED,
@@ -24,7 +23,7 @@ from provisioner.clouds.gcp.failures import (
     TOLD_BY_SENTENCE,
     UNREACHED,
 )
-from provisioner.clouds.meaning import UNKNOWN, Meaning, one_line
+from provisioner.clouds.meaning import CAPACITY, UNKNOWN, Meaning, one_line
 from provisioner.model import Failure, FailureKind, Scope
 
 _QUOTA_NAME = re.compile(r"[Qq]uota '(?:[a-z]+\.googleapis\.com/)?(\w+)' exceeded")

@@ -173,6 +173,16 @@ def test_a_project_that_cannot_be_asked_hides_no_other_and_is_never_called_empty
         room.cloud.owned()
 
 
+def test_a_machine_is_released_where_it_is_although_the_file_names_another_project(
+    room: Any, make_room: Callable[..., Any]
+) -> None:
+    node = claim(room)
+    moved = make_room(project="closed-project", others=({"project": "sandbox-project", "regions": ["us-east1"]},))
+    assert node.id in {thing.id for thing in moved.cloud.owned()}
+    moved.cloud.release(node)
+    assert room.box.instances() == []
+
+
 def test_other_jobs_are_left_alone(room: Any) -> None:
     node = claim(room)
     zone, name = node.id.split("/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from provisioner.cli.doctor import examine
 from provisioner.clouds import open_cloud
 from provisioner.config import load
+from provisioner.controller.flow import HOPELESS
+from provisioner.controller.refusals import as_failure
 from provisioner.errors import TerraformError
 from provisioner.model import Gpu, JobRef, Launch, Market, Node, NodeState, Offer, claim_token, tags
 from provisioner.terraform.provider import discover
@@ -26,19 +29,24 @@ fallback:
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
 
 
-def test_prepare_claim_adopt_release_dismantle(gcp_box: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def room(gcp_box: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Open the room for one job, as often as it is asked for."""
     environ = {**os.environ, **gcp_box.environ, "FAILOVER_TF_PROVIDER": "stand-in"}
     try:
         discover(tmp_path / "job", environ, "google")
     except TerraformError as error:
         pytest.skip(str(error))
-    (tmp_path / "failover.yaml").write_text(FILE)
-    config = load(tmp_path / "failover.yaml", environ=environ)
-    directory = tmp_path / "job"
 
-    def room() -> Any:
-        return open_cloud("gcp", job=JOB, config=config, directory=directory, environ=environ)
+    def make(text: str = FILE) -> Any:
+        (tmp_path / "failover.yaml").write_text(text)
+        config = load(tmp_path / "failover.yaml", environ=environ)
+        return open_cloud("gcp", job=JOB, config=config, directory=tmp_path / "job", environ=environ)
 
+    return make
+
+
+def test_prepare_claim_adopt_release_dismantle(gcp_box: Any, room: Callable[..., Any]) -> None:
     cloud = room()
     cloud.prepare("us-central1")
     assert {thing.kind for thing in cloud.owned()} == {"firewall", "service_account"}
@@ -65,6 +73,17 @@ def test_prepare_claim_adopt_release_dismantle(gcp_box: Any, tmp_path: Path) -> 
     kinds = ("networks", "firewalls", "service_accounts", "disks", "instances", "bindings")
     assert not {kind: state[kind] for kind in kinds if state[kind]}
     assert len(gcp_box.inserts()) == 1  # nobody but the claim ever started a machine
+
+
+def test_a_bucket_that_is_not_there_is_named_and_ends_the_wait(room: Callable[..., Any]) -> None:
+    cloud = room(FILE.replace("gs://bucket", "gs://no-such-bucket"))
+    with pytest.raises(TerraformError) as caught:
+        cloud.prepare("us-central1")
+    failure = as_failure(caught.value)
+    assert failure.message == "the bucket no-such-bucket of checkpoint.store does not exist"
+    assert failure.kind in HOPELESS
+    cloud.dismantle()
+    assert not cloud.owned()
 
 
 def test_the_doctor_looks_at_the_project_and_at_terraforms_provider(gcp_box: Any, tmp_path: Path) -> None:
