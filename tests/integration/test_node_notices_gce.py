@@ -56,7 +56,7 @@ class Watched:
         self.lines: list[str] = []
         self.lookout = Lookout(self.sources, stop=self._stop, note=lambda _kind, line, **_: self.lines.append(line))
 
-    def _stop(self, reason: str, seconds: float) -> None:
+    def _stop(self, reason: str, seconds: float, _cause: object) -> None:
         self.stops.append((reason, seconds, time.monotonic()))
 
     def __enter__(self):
