@@ -57,11 +57,17 @@ class Cloud(Protocol):
         ...
 
     def owned(self) -> Sequence[Owned]:
-        """List everything at the cloud that carries our tags for this job, whatever any state file says."""
+        """List everything at the cloud that carries our tags for this job, whatever any state file says.
+
+        What cannot be asked hides nothing else, but an empty list is given only when all was asked. Raises CloudError.
+        """
         ...
 
     def dismantle(self) -> None:
-        """Remove what ``prepare`` made for this job, in every region. Idempotent."""
+        """Remove what ``prepare`` made for this job, in every region. Idempotent.
+
+        Raises CloudError for what is left, and for a place that cannot be asked.
+        """
         ...
 
 

@@ -17,7 +17,7 @@ from provisioner.clouds.aws.claim import Claim, Place, request
 from provisioner.clouds.aws.failures import NO_SUBNET, STALE_CODES
 from provisioner.clouds.aws.quotas import AccountQuotas
 from provisioner.clouds.aws.reading import failure_in
-from provisioner.clouds.aws.substrate import Stack, Substrate
+from provisioner.clouds.aws.substrate import Prepared, Stack, Substrate
 from provisioner.clouds.base import Request
 from provisioner.clouds.regional import Events, RegionalCloud
 from provisioner.config import AwsConfig
@@ -79,7 +79,7 @@ class AwsCloud(RegionalCloud[AwsConfig, StackSpec, Substrate]):
 
     def claim(self, offer: Offer, launch: Launch) -> Node | Failure:
         """Get the machine, or say why not. Never two machines for one token."""
-        prepared = self._prepared(offer.region)
+        prepared: Prepared = self._prepared(offer.region)
         subnet = prepared.subnets.get(offer.zone)
         if subnet is None:
             return NO_SUBNET.failure("NoSubnet", f"the network has no subnet in {offer.zone}")

@@ -17,7 +17,7 @@ from provisioner.clouds.gcp.errors import stale
 from provisioner.clouds.gcp.machine import Place, body
 from provisioner.clouds.gcp.quotas import QuotaBook
 from provisioner.clouds.gcp.reading import failure_in
-from provisioner.clouds.gcp.substrate import Stack, Substrate
+from provisioner.clouds.gcp.substrate import Prepared, Stack, Substrate
 from provisioner.clouds.regional import RegionalCloud
 from provisioner.config import GcpConfig
 from provisioner.errors import CloudError, Unauthorized
@@ -173,7 +173,8 @@ class GcpCloud(RegionalCloud[GcpConfig, GcpStackSpec, Substrate]):
     # --- parts --------------------------------------------------------------------------------------------------------
 
     def _claim(self, offer: Offer, launch: Launch) -> Node | Failure:
-        made, config = self._prepared(offer.region), self._of(offer.region)
+        made: Prepared = self._prepared(offer.region)
+        config = self._of(offer.region)
         place = Place(made.network, made.subnetwork, made.service_account, made.network_tag, made.image, config.disk_gb)
         claim = Claim(self._compute(offer.region), self._clock, new=self._substrate(offer.region).new)
         return claim.make(body(place, offer, launch), offer, launch)

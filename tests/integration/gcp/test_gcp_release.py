@@ -160,7 +160,9 @@ def test_dismantle_names_what_is_left(room: Any, monkeypatch: pytest.MonkeyPatch
     room.cloud.dismantle()
 
 
-def test_a_project_that_cannot_be_asked_hides_no_other_and_is_never_called_empty(make_room: Callable[..., Any]) -> None:
+def test_a_project_that_cannot_be_asked_hides_no_other_and_is_never_called_empty(
+    make_room: Callable[..., Any], tmp_path: Path
+) -> None:
     room = make_room(others=({"project": "closed-project", "regions": ["europe-west4"]},))
     node = claim(room)
     assert ("machine", node.id) in {(thing.kind, thing.id) for thing in room.cloud.owned()}
@@ -171,6 +173,9 @@ def test_a_project_that_cannot_be_asked_hides_no_other_and_is_never_called_empty
     assert not room.box.emulator.state()["firewalls"]  # what could be taken apart was
     with pytest.raises(CloudError, match=r"^closed-project could not be asked: "):
         room.cloud.owned()
+    places = {"fallback": [{"gcp": {"project": "sandbox-project", "regions": ["us-central1"]}}]}
+    (left,) = sweeps.world({"gcp": room.cloud}, places, tmp_path / "state").finish(frozenset({"gcp"})).leaked
+    assert left.startswith("gcp: cannot tell: closed-project could not be asked: ")
 
 
 def test_a_machine_is_released_where_it_is_although_the_file_names_another_project(
