@@ -26,6 +26,7 @@ from provisioner.checkpoint.store import Credentials, open_store
 from provisioner.errors import FailoverError
 from provisioner.model import JobRef
 from provisioner.sandbox.client import BUCKET, Box, open_box
+from provisioner.sandbox.notices import heard
 
 JOB = "digits"
 STEPS = 100
@@ -80,6 +81,7 @@ class Drill:
                 "scenario": str(self.scenario),
                 "terraform": _toolchain(folder / "state"),
                 "launches": state["launches"],
+                "notices": heard(folder / "cloud" / "machines", state["events"]),
                 "cannot_prove": list(CANNOT_PROVE),
             }
             return report

@@ -19,6 +19,8 @@ from provisioner.sandbox.gce.faults import GceFault
 _LOG = logging.getLogger(__name__)
 _LOOK_S = 0.1
 """Time between two looks at the heartbeats: a quarter of the shortest step that a drill trains."""
+NOTICE_S = {"aws": 120.0, "gcp": 30.0}
+"""What a cloud gives between the notice and the end of a spot machine, in seconds."""
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
@@ -274,7 +276,7 @@ class Stage:
 
     def _act(self, do: Do) -> bool:
         """Do it; False when there is no machine to do it to yet."""
-        machine = None
+        machine, begin = None, time.time()
         if do.stock is not None:
             self._theatre.set_stock([] if do.stock == "zero" else [stock.model_dump() for stock in do.stock])
         if do.faults is not None:
@@ -289,5 +291,8 @@ class Stage:
         except LookupError:
             return False
         done = do.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        self._log.append({"time": time.time(), "do": done, "machine": machine})
+        event: dict[str, Any] = {"time": begin, "do": done, "machine": machine}
+        if do.notice is not None:
+            event["notice_s"] = NOTICE_S[do.notice.cloud] if do.notice.seconds is None else do.notice.seconds
+        self._log.append(event)
         return True

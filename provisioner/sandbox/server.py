@@ -22,13 +22,11 @@ from provisioner.sandbox.gce.faults import GceFaults
 from provisioner.sandbox.gce.metadata import GceMetadata
 from provisioner.sandbox.machines import Machines
 from provisioner.sandbox.metadata import Metadata
-from provisioner.sandbox.scenario import Scenario, Stage
+from provisioner.sandbox.scenario import NOTICE_S, Scenario, Stage
 
 FILE = "sandbox.json"
 REGION = "us-east-1"
 PROJECT = "sandbox-project"
-_NOTICE_S = {"aws": 120.0, "gcp": 30.0}
-"""What a cloud gives between the notice and the end of a spot machine, in seconds."""
 
 
 class Sandbox:
@@ -115,10 +113,10 @@ class Sandbox:
         """
         machine_id = machine_id or self.newest(cloud)
         cloud = _cloud_of(machine_id)
-        if cloud not in _NOTICE_S:
+        if cloud not in NOTICE_S:
             raise LookupError(f"{cloud} gives no notice")
         emulator = self.gcp if cloud == "gcp" else self.aws
-        emulator.interrupt(machine_id, _NOTICE_S[cloud] if seconds is None else seconds)
+        emulator.interrupt(machine_id, NOTICE_S[cloud] if seconds is None else seconds)
         return machine_id
 
     def metadata(self, machine_id: str) -> Metadata | GceMetadata | None:

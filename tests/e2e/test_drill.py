@@ -87,15 +87,39 @@ def test_everything_sold_out_is_exit_code_3_and_names_every_place(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_spot_notice_costs_no_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scenario", "cloud"), [("spot-notice", "aws"), ("spot-notice-gcp", "gcp")])
+def test_a_spot_notice_costs_no_step_and_the_last_commit_comes_before_the_deadline(
+    tmp_path: Path, scenario: str, cloud: str
+) -> None:
     done = drill(
-        "examples/drills/spot-notice.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")
+        f"examples/drills/{scenario}.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["result"] == "completed"
-    assert "stopped" in [placement["ended"] for placement in report["placements"]]
+    first, second = report["placements"]
+    assert first["cloud"] == second["cloud"] == cloud
+    (notice,) = report["drill"]["notices"]
+    assert notice["given_at"] <= notice["heard_at"] < notice["given_at"] + 5
+    assert notice["heard_at"] < notice["committed_at"] < notice["deadline"]
+    assert second["restored_step"] == notice["step"] >= first["last_step"]
     assert report["steps_lost"] == 0
+    assert report["leaked"] == []
+    assert report["model_identical"] is True
+
+
+@pytest.mark.slow
+def test_a_machine_that_goes_without_a_word_costs_one_interval_at_most(tmp_path: Path) -> None:
+    done = drill(
+        "examples/drills/no-notice.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    first, second = report["placements"]
+    assert (first["ended"], first["last_step"] >= 47) == ("lost", True)
+    assert second["restored_step"] == 40 or second["restored_step"] == 50
+    assert 0 <= report["steps_lost"] <= 10
+    assert report["drill"]["notices"] == []
     assert report["leaked"] == []
     assert report["model_identical"] is True
 
