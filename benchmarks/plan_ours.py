@@ -70,7 +70,7 @@ def _row(one: Any) -> dict[str, Any]:
         "where": one.offer.zone,
         "price": float((one.offer.price_per_hour or one.expected.price).amount),
         "cost": float(one.expected.cost) if one.expected and one.expected.cost is not None else None,
-        "speed": one.expected.speed if one.expected else None,
+        "speed": one.expected.way.speed if one.expected else None,
     }
 
 

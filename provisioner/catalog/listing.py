@@ -13,10 +13,8 @@ from provisioner.catalog.gpus import AUTODL_REGIONS, card, matches
 from provisioner.catalog.tables import Machine
 from provisioner.model import Market, Money
 
-CLOUDS = ("autodl", "aws", "gcp")
 USD_CNY = Decimal("7.1")
 """Yuan for one dollar where nobody says otherwise: the default of ``policy.usd_cny``."""
-SORTS = ("price", "value", "speed", "vram", "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +94,6 @@ def listing(wanted: Filter, *, sort: str = "price", usd_cny: Decimal = USD_CNY) 
     return sorted(
         rows, key=lambda row: (*_order(row, sort, usd_cny), row.cloud, row.instance_type, row.region, row.market)
     )
-
-
-def _name(row: Row) -> tuple[str, ...]:
-    return row.cloud, row.instance_type, row.region, row.market
 
 
 def _order(row: Row, sort: str, usd_cny: Decimal) -> tuple[object, ...]:

@@ -47,11 +47,6 @@ class Machine:
         """What is sold in the same zones: ``g2-standard``, or ``n1+T4``."""
         return f"n1+{self.gpu}" if "+" in self.instance_type else self.instance_type.rpartition("-")[0]
 
-    @property
-    def quota_family(self) -> str:
-        """Which vCPU quota of an AWS account counts it: ``P``, or ``G`` (its quota is named "G and VT")."""
-        return self.instance_type[0].upper()
-
 
 class SpotPrice(NamedTuple):
     """What an hour cost on the spot market when it was looked up, at ``seen_at`` (Unix seconds)."""

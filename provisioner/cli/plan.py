@@ -84,7 +84,11 @@ def _show(config: Config, *, why: str | None, as_json: bool, whole: bool, round_
     if round_trips:
         from provisioner.controller.distances import measure, regions_of
 
-        measured = measure(regions_of(config))
+        regions = regions_of(config)
+        measured = measure(regions)
+        if silent := ["/".join(region) for region in regions if region not in measured]:
+            instead = "" if measured else "; the distance to the store counts instead"
+            click.echo(f"no answer from {', '.join(silent)}{instead}", err=True)
     ranking = survey(config, os.environ, round_trips=measured)
     found = stores(config.checkpoint, os.environ)
     if why is not None:

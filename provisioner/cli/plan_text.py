@@ -11,9 +11,11 @@ import click
 
 from provisioner.cli.plan_passed import passed_rows
 from provisioner.errors import ConfigError
+from provisioner.model import Money
 
 if TYPE_CHECKING:
     from provisioner.controller.copy_prices import CopyPrice
+    from provisioner.model import Offer
     from provisioner.planner import PassedOver, Plan, Ranked, Terms
 
 WIDTH = 80
@@ -141,6 +143,7 @@ def _ranked_json(number: int, one: Ranked) -> dict[str, Any]:
     from provisioner.planner import money_json, offer_json
 
     found = one.expected
+    way = found.way if found is not None else None
     finite = found is not None and found.cost is not None
     return {
         "rank": number,
@@ -149,21 +152,15 @@ def _ranked_json(number: int, one: Ranked) -> dict[str, Any]:
         "at_most": money_json(one.at_most),
         "expected_cost": money_json(one.cost),
         "cost_at_most": money_json(one.cost_at_most),
-        "expected_hours": round(found.hours, 3) if found is not None and finite else None,
-        "expected_losses": round(found.losses, 3) if found is not None and finite else None,
-        "expected_egress": money_json(_usd(found.egress)) if found is not None and finite else None,
+        "expected_hours": round(way.hours, 3) if way is not None and finite else None,
+        "expected_losses": round(way.losses, 3) if way is not None and finite else None,
+        "expected_egress": money_json(Money(way.egress, "USD")) if way is not None and finite else None,
         "reckoned_price": money_json(found.price) if found is not None else None,
         "price_basis": one.basis or None,
-        "speed": round(found.speed, 3) if found is not None else None,
+        "speed": round(way.speed, 3) if way is not None else None,
         "distance_ms": None if one.distance_ms is None else round(one.distance_ms, 1),
         "reason": one.reason,
     }
-
-
-def _usd(amount: Any) -> Any:
-    from provisioner.model import Money
-
-    return Money(amount, "USD")
 
 
 def _rows(ranked: Sequence[Ranked]) -> Iterator[tuple[str, list[str]]]:
@@ -180,7 +177,7 @@ def _rows(ranked: Sequence[Ranked]) -> Iterator[tuple[str, list[str]]]:
         yield one.block, _row(str(first) if first == last else f"{first}-{last}", one, [each.offer for _, each in run])
 
 
-def _row(tries: str, one: Ranked, offers: Sequence[Any]) -> list[str]:
+def _row(tries: str, one: Ranked, offers: Sequence[Offer]) -> list[str]:
     """Return two lines or more: the numbers, then where and why."""
     offer, found = one.offer, one.expected
     hour = "unknown"
@@ -193,7 +190,7 @@ def _row(tries: str, one: Ranked, offers: Sequence[Any]) -> list[str]:
         cost = f"{one.cost.amount:.2f} USD"
     elif one.cost_at_most is not None:
         cost = f"<={one.cost_at_most.amount:.2f} USD"
-    time = "unknown" if found is None else f"{found.hours:.1f} h"
+    time = "unknown" if found is None else "no end" if found.cost is None else f"{found.way.hours:.1f} h"
     gpu = f"{offer.gpu.count} x {offer.gpu.name}"
     zones = " ".join(_zone(offer.region, each.zone) for each in offers)
     where = f"{offer.region} {zones}".strip()

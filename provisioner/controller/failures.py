@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from provisioner.model import Failure, FailureKind, Gpu, Market, Offer
+from provisioner.model import Failure, FailureKind, Offer
 from provisioner.planner import FailureMemory, Remembered, offer_json
 from provisioner.planner.memory import failure_from, failure_json, offer_from
 
@@ -217,11 +217,6 @@ class KnownFailures:
             return file.execute(question, values).fetchall()
         finally:
             file.close()
-
-
-def of_cloud(cloud: str) -> Offer:
-    """Return an offer that stands for a whole cloud: for a refusal that came before any machine was named."""
-    return Offer(cloud, "", "", "", Gpu("", 0, 0), Market.ON_DEMAND, None)
 
 
 def _is_of(failure: Failure) -> bool:

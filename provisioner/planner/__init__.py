@@ -9,7 +9,7 @@ from provisioner import catalog
 from provisioner.config import Config, FallbackConfig
 from provisioner.model import Offer
 from provisioner.planner.blocks import Block, blocks
-from provisioner.planner.expected import Expected, Place, expected
+from provisioner.planner.expected import Expected, Place
 from provisioner.planner.memory import FailureMemory, Remembered, money_json, offer_json
 from provisioner.planner.notes import notes
 from provisioner.planner.pools import Pool, Seen, pool
@@ -37,7 +37,6 @@ __all__ = [
     "account",
     "blocks",
     "catalog_offers",
-    "expected",
     "money_json",
     "offer_json",
     "plan",

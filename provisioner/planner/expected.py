@@ -60,24 +60,9 @@ class Way(NamedTuple):
 class Expected(NamedTuple):
     """A way and what it costs in USD at a price of an hour. ``cost`` is None where there is no end."""
 
-    speed: float
-    train: float
-    start: float
-    rate: float
-    losses: float
-    hours: float
-    egress: Decimal
-    egress_known: bool
+    way: Way
     price: Money
     cost: Decimal | None
-
-
-def expected(
-    offer: Offer, price: Money, work: Work, rate: float, stores: Sequence[Place], rate_usd: Decimal
-) -> Expected | None:
-    """Reckon an offer at a price of an hour. See ``way`` and ``priced``."""
-    found = way(offer, work, rate, stores)
-    return None if found is None else priced(found, price, rate_usd)
 
 
 def way(offer: Offer, work: Work, rate: float, stores: Sequence[Place]) -> Way | None:
@@ -101,8 +86,8 @@ def way(offer: Offer, work: Work, rate: float, stores: Sequence[Place]) -> Way |
 def priced(found: Way, price: Money, rate_usd: Decimal) -> Expected:
     """Return what a way costs. ``rate_usd``: units of the price's currency for one dollar."""
     if found.hours == float("inf"):
-        return Expected(*found, price, None)
-    return Expected(*found, price, _cents(float(price.amount) * found.hours / float(rate_usd)) + found.egress)
+        return Expected(found, price, None)
+    return Expected(found, price, _cents(float(price.amount) * found.hours / float(rate_usd)) + found.egress)
 
 
 def spot_guess(ceiling: Money) -> Money:

@@ -152,7 +152,7 @@ class Matcher:
             terms.work.known
             and terms.seconds_left is not None
             and outlook is not None
-            and outlook.hours * 3600.0 > terms.seconds_left
+            and outlook.way.hours * 3600.0 > terms.seconds_left
         )
         return Candidate(
             offer=offer,

@@ -59,7 +59,7 @@ def _prepaid(config: Config, terms: Terms, ranked: Sequence[Ranked]) -> Iterator
     best = next((one for one in ranked if one.offer.cloud == "autodl" and one.offer.price_per_hour is not None), None)
     if config.primary is None or best is None or best.expected is None or not terms.work.known:
         return
-    hours, price = best.expected.hours, best.offer.price_per_hour
+    hours, price = best.expected.way.hours, best.offer.price_per_hour
     plans = dict(_plans(config.primary.autodl.prepaid, hours, terms, price.currency)) if price is not None else {}
     if price is None or (not plans and hours < LONG_H):
         return

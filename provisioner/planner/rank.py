@@ -91,7 +91,7 @@ def _ranked(found: Sequence[tuple[str, Offer, Candidate]], matcher: Matcher, los
     told: dict[tuple[object, ...], str] = {}
     for _, offer, one in sorted(found, key=order):
         named = matcher.named(offer)
-        late = one.expected.hours if one.late and one.expected is not None else 0.0
+        late = one.expected.way.hours if one.late and one.expected is not None else 0.0
         like = (one.kind, one.basis, id(one.seen), late, one.at_most, named, lost_zone(offer, lost))
         words = told.get(like)
         if words is None:

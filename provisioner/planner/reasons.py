@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from provisioner import catalog
 from provisioner.model import Market, Offer
-from provisioner.planner.expected import BOOT_S, SPOT_SHARE, Expected
+from provisioner.planner.expected import BOOT_S, SPOT_SHARE, Way
 from provisioner.planner.ranking import Candidate, Ranked, elsewhere, lost_region, lost_zone
 from provisioner.planner.terms import Terms
 
@@ -23,7 +23,7 @@ def reason(one: Candidate, offer: Offer, lost: Offer | None, terms: Terms, *, na
         parts.append("early, since the cloud named this zone as having room")
     if one.late and one.expected is not None and terms.seconds_left is not None:
         left = f"the deadline leaves {terms.seconds_left / 3600:.1f} h"
-        parts.append(f"late, since it takes {_hours(one.expected.hours)} and {left}")
+        parts.append(f"late, since it takes {_hours(one.expected.way.hours)} and {left}")
     if lost_zone(offer, lost):
         parts.append("last, since the machine was lost here")
     elif lost_region(offer, lost):
@@ -37,27 +37,28 @@ def account(one: Ranked, terms: Terms) -> Iterator[str]:
     if found is None:
         yield f"no cost to the end can be told: nobody knows how fast {offer.gpu.name} is beside {work.on}, or a price"
         return
+    way = found.way
     given = "" if work.known else ", assumed"
     left = f", {1 - work.done:.0%} of them left" if work.done else ""
     yield f"job: {work.hours:g} h on {work.on}{given}{left}"
-    yield f"speed: {found.speed:.2f} times {work.on}, {_speed_words(one, terms)}"
-    yield f"training: {work.left:g} h / {found.speed:.2f} = {found.train:.2f} h"
+    yield f"speed: {way.speed:.2f} times {work.on}, {_speed_words(one, terms)}"
+    yield f"training: {work.left:g} h / {way.speed:.2f} = {way.train:.2f} h"
     boot = BOOT_S.get(offer.cloud, 300.0) / 60
-    yield f"start: {found.start * 60:.1f} min, of which {boot:.1f} to boot, the rest to restore"
+    yield f"start: {way.start * 60:.1f} min, of which {boot:.1f} to boot, the rest to restore"
     if offer.market is Market.SPOT:
-        yield _loss_words(found, terms)
-    yield f"time: {_hours(found.hours)}"
+        yield _loss_words(way, terms)
+    yield f"time: {_hours(way.hours)}"
     yield f"price: {found.price} an hour{_basis_words(one)}"
-    yield from _egress_words(found, terms)
+    yield from _egress_words(way, terms)
     if found.cost is not None:
-        yield f"cost: {found.hours:.2f} h x {found.price} + {found.egress:.2f} USD egress = {found.cost:.2f} USD"
+        yield f"cost: {way.hours:.2f} h x {found.price} + {way.egress:.2f} USD egress = {found.cost:.2f} USD"
 
 
-def _loss_words(found: Expected, terms: Terms) -> str:
+def _loss_words(way: Way, terms: Terms) -> str:
     every = terms.work.every_s / 60
     return (
-        f"losses: {found.rate:.3f} an hour, each costs {every / 2:.1f} min of training (half of {every:g} between "
-        f"checkpoints) and a start; {found.losses:.2f} expected"
+        f"losses: {way.rate:.3f} an hour, each costs {every / 2:.1f} min of training (half of {every:g} between "
+        f"checkpoints) and a start; {way.losses:.2f} expected"
     )
 
 
@@ -83,16 +84,16 @@ def _basis_words(one: Ranked) -> str:
     return words.get(one.basis, "")
 
 
-def _egress_words(found: Expected, terms: Terms) -> Iterator[str]:
+def _egress_words(way: Way, terms: Terms) -> Iterator[str]:
     size = terms.work.checkpoint_gb
     if size is None:
         yield "egress: not counted, since job.estimate.checkpoint_gb is not set"
-    elif not found.egress_known:
-        yield f"egress: {found.egress:.2f} USD, without what has no list price"
+    elif not way.egress_known:
+        yield f"egress: {way.egress:.2f} USD, without what has no list price"
     else:
-        saves = found.train * 3600 / terms.work.every_s
-        ways = f"{saves:.0f} saves of {size:g} GB and {1 + found.losses:.2f} restores"
-        yield f"egress: {found.egress:.2f} USD at most, for {ways}"
+        saves = way.train * 3600 / terms.work.every_s
+        ways = f"{saves:.0f} saves of {size:g} GB and {1 + way.losses:.2f} restores"
+        yield f"egress: {way.egress:.2f} USD at most, for {ways}"
 
 
 def _price_words(one: Candidate) -> str:

@@ -141,6 +141,17 @@ def test_a_region_that_does_not_answer_has_no_round_trip():
     assert "ec2.cn-north-1.amazonaws.com.cn" in asked
 
 
+def test_regions_that_do_not_answer_are_named(monkeypatch):
+    monkeypatch.setattr("provisioner.controller.distances.measure", lambda _: {("aws", "us-east-1"): 80.0})
+    told = CliRunner().invoke(plan_command, [EXAMPLE, "--round-trips", "--json"])
+    assert told.stderr == "no answer from aws/us-east-2, gcp/us-central1, gcp/us-east1\n"
+    near = {one["region"]: one["distance_ms"] for one in json.loads(told.stdout)["offers"]}
+    assert (near["us-east-1"], near["us-east1"]) == (80.0, None)
+    monkeypatch.setattr("provisioner.controller.distances.measure", lambda _: {})
+    told = CliRunner().invoke(plan_command, [EXAMPLE, "--round-trips", "--json"])
+    assert told.stderr.endswith("; the distance to the store counts instead\n")
+
+
 def test_a_zone_that_is_nowhere_is_named(tmp_path):
     file = tmp_path / "failover.yaml"
     text = Path(EXAMPLE).read_text("utf-8")

@@ -10,7 +10,8 @@ import pytest
 from provisioner import catalog
 from provisioner.catalog import SpotPrice, geography
 from provisioner.model import Failure, FailureKind, Gpu, Market, Money, Offer, Scope
-from provisioner.planner import Block, FailureMemory, Seen, Terms, Work, expected, pool, rank, speed
+from provisioner.planner import Block, FailureMemory, Seen, Terms, Work, pool, rank, speed
+from provisioner.planner.expected import priced, way
 
 
 @dataclass
@@ -30,7 +31,7 @@ def offer(zone="us-east-1a", gpu="T4", market=Market.ON_DEMAND, price: str | Non
 
 
 def reckon(one, work=WORK, rate=0.0, stores=(), usd=1):
-    return expected(one, one.price_per_hour, work, rate, stores, Decimal(usd))
+    return priced(way(one, work, rate, stores), one.price_per_hour, Decimal(usd))
 
 
 def order(offers, cloud="aws", memory=None, **terms):
@@ -42,8 +43,8 @@ def order(offers, cloud="aws", memory=None, **terms):
 
 def test_a_card_twice_as_fast_takes_half_the_training_and_the_same_start():
     found = reckon(offer(gpu="L4"))
-    assert found.train == 5
-    assert found.start == pytest.approx(300 / 3600)  # 5 min to boot
+    assert found.way.train == 5
+    assert found.way.start == pytest.approx(300 / 3600)  # 5 min to boot
     assert found.cost == Decimal("5.0833")  # (5 h + 5 min) x 1 USD
 
 
@@ -51,8 +52,8 @@ def test_a_spot_machine_pays_for_its_losses():
     # One loss in 6 h; each costs half an hour of training and a start of 5 min: 0.5833 h, a share of 0.0972.
     # (10 + 0.0833) / (1 - 0.0972) = 11.1692 h, at 0.2 USD: 2.2338 USD.
     found = reckon(offer(market=Market.SPOT, price="0.2"), rate=1 / 6)
-    assert found.hours == pytest.approx(11.1692, abs=1e-4)
-    assert found.losses == pytest.approx(1.8615, abs=1e-4)
+    assert found.way.hours == pytest.approx(11.1692, abs=1e-4)
+    assert found.way.losses == pytest.approx(1.8615, abs=1e-4)
     assert found.cost == Decimal("2.2338")
 
 
@@ -69,7 +70,7 @@ def test_what_was_seen_in_a_pool_outweighs_the_usual():
 
 def test_where_losses_eat_all_progress_there_is_no_end():
     found = reckon(offer(market=Market.SPOT, price="0.01"), rate=1.7)  # 1.7 losses an hour x 0.5833 h: 99 %
-    assert found.hours == float("inf")
+    assert found.way.hours == float("inf")
     assert found.cost is None
     assert order([offer(market=Market.SPOT, price="0.01"), offer("us-east-1b")], seen={pool(offer()): Seen(0.1, 20)})[
         0
@@ -81,17 +82,16 @@ def test_checkpoints_that_leave_a_cloud_are_paid_for():
     # It arrives at 0.04 GB/s in 50 s, so the start takes 350 s.
     work = Work(hours=10, known=True, every_s=3600, checkpoint_gb=2.0)
     found = reckon(offer("us-central1-a", cloud="gcp"), work=work, stores=[HOME])
-    assert found.egress == Decimal("2.5800")
+    assert found.way.egress == Decimal("2.5800")
     assert found.cost == Decimal("12.6772")  # 10 h 350 s x 1 USD + 2.58 USD
     at_home = reckon(offer(), work=work, stores=[HOME])
-    assert at_home.egress == 0
-    assert at_home.start == pytest.approx((300 + 2 / 0.2) / 3600)
+    assert at_home.way.egress == 0
+    assert at_home.way.start == pytest.approx((300 + 2 / 0.2) / 3600)
 
 
 def test_yuan_become_dollars_at_the_given_rate():
     one = Offer("autodl", "westDC3", "", "4090D", Gpu("T4", 1, 16), Market.ON_DEMAND, Money(Decimal("7.1"), "CNY"))
-    found = expected(one, one.price_per_hour, WORK, 0.0, [], Decimal("7.1"))
-    assert found is not None
+    found = reckon(one, usd="7.1")
     assert found.cost == Decimal("10.0250")  # 10 h 90 s
 
 

@@ -319,15 +319,6 @@ def test_the_lost_zone_is_never_first_when_there_is_another(blocks, offers, lost
     assert places == sorted(places)
 
 
-@given(BLOCKS, SETS, MEMORIES, st.none() | OFFERS, st.randoms(use_true_random=False))
-def test_the_ranking_does_not_depend_on_the_order_of_the_offers(blocks, offers, memory, lost, random):
-    shuffled = list(offers)
-    random.shuffle(shuffled)
-    first, second = (rank(blocks, given, memory=memory, now=5, lost=lost) for given in (offers, shuffled))
-    assert first.ranked == second.ranked
-    assert sorted(map(str, first.passed_over)) == sorted(map(str, second.passed_over))
-
-
 @given(MEMORIES)
 def test_a_memory_survives_json(memory):
     assert FailureMemory.from_json(json.loads(json.dumps(memory.as_json()))) == memory
