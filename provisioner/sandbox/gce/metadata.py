@@ -62,7 +62,10 @@ class GceMetadata:
             server_version, sys_version = "Metadata Server for VM", ""
 
             def do_GET(self) -> None:
-                owner._answer(self)
+                try:
+                    owner._answer(self)
+                except (BrokenPipeError, ConnectionResetError):  # whoever waited for a change has gone
+                    self.close_connection = True
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
                 """Say nothing: a machine asks every few seconds."""
