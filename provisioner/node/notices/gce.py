@@ -3,8 +3,8 @@
 Both values can be waited for, so a change is known at once. A wait is short: a connection that dies without a word
 would else hide a notice of 30 seconds.
 
-Source: Compute Engine documentation, "Spot VMs" (preemption process), "Query metadata server for maintenance event
-notices" and "Query VM metadata" (waiting for a change).
+Source: Compute Engine documentation, "Spot VMs" (preemption process), "Handle GPU host maintenance events", "Query
+metadata server for maintenance event notices" and "Query VM metadata" (waiting for a change).
 """
 
 from __future__ import annotations
