@@ -34,8 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         boot = bootstrap.load(arguments.bootstrap)
         root = arguments.directory or arguments.bootstrap.resolve().parent / "node"
         lock = rooms.occupy(root)
-        supervisor = Supervisor(boot, root, echo=_say, leave=os._exit)
-        supervisor.heartbeat.alive = partial(health.sign, root)
+        supervisor = _supervisor(boot, root)
         health.sign(root, START_PATIENCE_S + 60.0)  # no heartbeat before the epoch is taken
     except FailoverError as error:
         _say(f"{error}. {error.hint}" if error.hint else str(error))
@@ -50,9 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in STOPPING:
         signal.signal(number, stop)
     try:
-        return int(supervisor.run() if arguments.give_up is None else supervisor.give_up(arguments.give_up))
+        code = supervisor.run() if arguments.give_up is None else supervisor.give_up(arguments.give_up)
+        while supervisor.again:
+            supervisor = _supervisor(boot, root, supervisor)
+            code = supervisor.run()
+        return int(code)
     finally:
         os.close(lock)
+
+
+def _supervisor(boot: bootstrap.Bootstrap, root: Path, before: Supervisor | None = None) -> Supervisor:
+    supervisor = Supervisor(boot, root, echo=_say, leave=os._exit, before=before)
+    supervisor.heartbeat.alive = partial(health.sign, root)
+    return supervisor
 
 
 def _say(line: str) -> None:

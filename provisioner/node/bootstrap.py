@@ -6,11 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import Signals
 from typing import Any, Literal
 
 from provisioner.checkpoint.retention import Best, Policy
 from provisioner.checkpoint.store import Credentials
 from provisioner.errors import ConfigError
+from provisioner.hazard import Seen
 from provisioner.model import JobRef
 
 VERSION = 1
@@ -52,6 +54,14 @@ class Bootstrap:
     deadline_ts: float | None = None
     heartbeat_s: float = 5.0
     cloud: str = ""
+    hung_after_s: float | None = None
+    """How long the command may go without a step; infinity: for ever; None: learned."""
+    oom_retries: int = 3
+    """How often a command that ran out of memory is started again here, with half the batch."""
+    stop_signal: Signals = Signals.SIGTERM
+    """What asks the command for a last checkpoint and its end."""
+    pool: Seen | None = None
+    """What was seen of this spot machine's pool; None: the machine is not taken back."""
 
     @property
     def secrets(self) -> list[str]:
@@ -110,6 +120,10 @@ def _parsed(raw: Mapping[str, Any]) -> Bootstrap:
         deadline_ts=_optional(float, raw.get("deadline_ts")),
         heartbeat_s=max(1.0, float(raw.get("heartbeat_s") or 5.0)),
         cloud=str(raw.get("cloud") or ""),
+        hung_after_s=_optional(float, raw.get("hung_after_s")),
+        oom_retries=int(raw.get("oom_retries", 3)),
+        stop_signal=Signals[str(raw.get("stop_signal") or "SIGTERM")],
+        pool=_pool(raw.get("pool")),
     )
 
 
@@ -129,6 +143,10 @@ def _retention(raw: Mapping[str, Any]) -> Policy:
         every=_optional(int, raw.get("every")),
         best=Best(str(best["metric"]), _mode(best["mode"]), int(best.get("count") or 1)) if best else None,
     )
+
+
+def _pool(raw: Mapping[str, Any] | None) -> Seen | None:
+    return None if raw is None else Seen(float(raw["hours"]), int(raw["losses"]), float(raw["weight"]))
 
 
 def _mode(word: object) -> Literal["min", "max"]:

@@ -33,9 +33,9 @@ class Child:
         """Return the exit code, negative for a signal; None while it runs."""
         return self._process.poll()
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the whole group: a shell between us and the training would not pass it on."""
-        self._signal(signal.SIGTERM)
+    def ask(self, number: signal.Signals) -> None:
+        """Send a signal to the whole group: a shell between us and the training would not pass it on."""
+        self._signal(number)
 
     def strike(self) -> None:
         """Send SIGKILL to the whole group, without a look back."""

@@ -11,7 +11,10 @@ from provisioner.checkpoint.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """``exit_code`` is the command's, negative for a signal; ``result`` is ``completed`` or ``failed``."""
+    """``exit_code`` is the command's, negative for a signal; ``result`` is ``completed`` or ``failed``.
+
+    ``cause`` is one of ``verdict.Cause``.
+    """
 
     epoch: int
     exit_code: int
@@ -19,6 +22,7 @@ class Done:
     time: float
     result: str
     reason: str
+    cause: str = ""
 
 
 def write(store: Store, done: Done) -> None:
@@ -40,6 +44,7 @@ def read(store: Store) -> Done | None:
             time=float(raw["time"]),
             result=str(raw["result"]),
             reason=str(raw["reason"]),
+            cause=str(raw.get("cause") or ""),
         )
     except (ValueError, KeyError, TypeError):
         return None

@@ -14,7 +14,9 @@ _OURS = frozenset(
 )
 
 
-def of_child(boot: Bootstrap, rooms: Rooms, restored: Restored | None, environ: Mapping[str, str]) -> dict[str, str]:
+def of_child(
+    boot: Bootstrap, rooms: Rooms, restored: Restored | None, environ: Mapping[str, str], *, batch_scale: float = 1.0
+) -> dict[str, str]:
     """Return the machine's environment, then the job's, then ours. The node's key to the store is not in it."""
     env = {name: value for name, value in environ.items() if name not in _OURS}
     env.setdefault("HOME", "/root")
@@ -26,6 +28,8 @@ def of_child(boot: Bootstrap, rooms: Rooms, restored: Restored | None, environ: 
         FAILOVER_CHECKPOINT_DIR=str(rooms.checkpoints),
         FAILOVER_CHECKPOINT_EVERY_S="" if boot.every_s is None else f"{boot.every_s:g}",
         FAILOVER_EPOCH=str(boot.epoch),
+        FAILOVER_ADVICE_FILE=str(rooms.advice_file),
+        FAILOVER_BATCH_SCALE=f"{batch_scale:g}",
         FAILOVER_STATUS_FILE=str(rooms.status_file),
         FAILOVER_DONE_FILE=str(rooms.done_file),
     )

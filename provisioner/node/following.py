@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from signal import Signals
 
 from provisioner.node.child import Child
 from provisioner.node.mailbox import Mailbox, Stop
@@ -17,10 +18,10 @@ SETTLE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """Watches one child. ``tick`` is called about twice a second, ``on_stop`` once, before SIGTERM is sent.
+    """Watches one child. ``tick`` is called about twice a second, ``on_stop`` once, before ``stop_signal`` is sent.
 
-    ``own_stop`` asks for the node's own reason to stop (its time is up); ``upload_s`` tells how long the last upload
-    took, in seconds.
+    ``own_stop`` asks for the node's own reason to stop (its time is up, or nothing moves); ``upload_s`` tells how long
+    the last upload took, in seconds.
     """
 
     child: Child
@@ -30,6 +31,7 @@ class Follower:
     upload_s: Callable[[], float]
     on_stop: Callable[[Stop], None]
     on_kill: Callable[[], None]
+    stop_signal: Signals = Signals.SIGTERM
 
     def until_end(self) -> Stop | None:
         """Wait for the command's end; return the request that led to it, if one did. Raises Fenced."""
@@ -41,7 +43,7 @@ class Follower:
             if stop is None and (message := message or self.own_stop()) is not None:
                 stop = message
                 self.on_stop(stop)
-                self.child.terminate()
+                self.child.ask(self.stop_signal)
             if message is not None:  # a second notice can only shorten the time
                 kill_at = min(kill_at, message.deadline - self._reserve(message.left()))
             if time.monotonic() >= kill_at:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,18 @@ def oom_kills() -> int:
             if name == word and value.strip().isdigit():
                 return int(value)
     return 0
+
+
+_GPU_MEMORY = re.compile(
+    rb"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"
+    rb"|RESOURCE_EXHAUSTED: Out of memory|cudaErrorMemoryAllocation|HIP out of memory"
+)
+"""As PyTorch, cuBLAS, JAX and TensorFlow say it."""
+
+
+def tells_of_gpu_memory(lines: Iterable[bytes]) -> bool:
+    """Say whether output tells that the card's memory did not do."""
+    return any(_GPU_MEMORY.search(line) for line in list(lines))
 
 
 class Gpus:

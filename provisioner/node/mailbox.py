@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from provisioner.errors import Fenced
+from provisioner.node.verdict import Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class Stop:
 
     reason: str
     deadline: float
+    cause: Cause = Cause.STOPPED
 
     def left(self) -> float:
         """Return the seconds until the deadline."""
@@ -31,10 +33,10 @@ class Mailbox:
         """Set by the first request to stop: what has not begun need not begin."""
         self._messages: queue.SimpleQueue[Stop | Fenced | None] = queue.SimpleQueue()  # safe in a signal handler
 
-    def stop(self, reason: str, seconds: float) -> None:
+    def stop(self, reason: str, seconds: float, cause: Cause = Cause.STOPPED) -> None:
         """Ask for the end within ``seconds``."""
         self.cancel.set()
-        self._messages.put(Stop(reason, time.monotonic() + seconds))
+        self._messages.put(Stop(reason, time.monotonic() + seconds, cause))
 
     def fenced(self, fenced: Fenced) -> None:
         """Tell that another node owns the job now."""

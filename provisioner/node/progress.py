@@ -26,6 +26,7 @@ class Progress:
         self._printed: int | None = None
         self._status: int | None = None
         self._committed: int | None = None
+        self._save_s: float | None = None
 
     def on_line(self, line: bytes) -> bool:
         """Take one line of output; True when it holds the first step since the start."""
@@ -51,7 +52,13 @@ class Progress:
             return False
         with self._lock:
             self._status = step
+            self._save_s = _seconds(status.get("save_s"))
             return self._first(step)
+
+    def save_s(self) -> float | None:
+        """Return what the command says that its last save cost it, in seconds, if it says so."""
+        with self._lock:
+            return self._save_s
 
     def step(self) -> int | None:
         """Return the current step by the best source there is."""
@@ -70,3 +77,7 @@ class Progress:
             return False
         self.first_step_at = self._clock()
         return True
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0.0 < value < float("inf") else None

@@ -47,6 +47,11 @@ class Rooms:
         return self.run / "status.json"
 
     @property
+    def advice_file(self) -> Path:
+        """Where the node says how often to save, and when to stop."""
+        return self.run / "advice.json"
+
+    @property
     def done_file(self) -> Path:
         """What the command touches when it is really done."""
         return self.run / "done"

@@ -11,14 +11,13 @@ from pathlib import Path
 from signal import Signals
 from typing import Any, TypeVar
 
-from provisioner.checkpoint import epochs, workdir
+from provisioner.checkpoint import epochs
 from provisioner.checkpoint.copying import Copied
-from provisioner.checkpoint.restore import Restored, restore
+from provisioner.checkpoint.restore import Restored
 from provisioner.checkpoint.save import Commit, Saver
 from provisioner.errors import (
     Abandoned,
     CloudError,
-    CorruptCheckpoint,
     DiskFull,
     ExitCode,
     Fenced,
@@ -28,7 +27,10 @@ from provisioner.errors import (
 from provisioner.node import child as processes
 from provisioner.node import ending, environment, machine, rooms
 from provisioner.node import heartbeat as heartbeats
+from provisioner.node.advice import Advice
+from provisioner.node.arrival import Arrival
 from provisioner.node.bootstrap import Bootstrap
+from provisioner.node.farewell import Farewell
 from provisioner.node.fencing import Eviction
 from provisioner.node.following import Follower
 from provisioner.node.heartbeat import Heartbeat
@@ -36,13 +38,24 @@ from provisioner.node.keeping import Keeping
 from provisioner.node.logs import Log
 from provisioner.node.mailbox import Mailbox, Stop
 from provisioner.node.notices import signals
+from provisioner.node.notices.ec2 import REBALANCE
 from provisioner.node.notices.gpu import family
 from provisioner.node.notices.hints import Hints
 from provisioner.node.notices.watching import Lookout, sources
 from provisioner.node.patience import patiently
 from provisioner.node.progress import Progress
+from provisioner.node.stalling import Stalling, cpu_seconds, waiting_for
 from provisioner.node.stores import Stores
-from provisioner.node.verdict import Ended, Result, Verdict, is_surely_done, judge, may_have_been_stopped
+from provisioner.node.verdict import (
+    MEMORY,
+    Cause,
+    Ended,
+    Result,
+    Verdict,
+    is_surely_done,
+    judge,
+    may_have_been_stopped,
+)
 from provisioner.telemetry.events import EventLog, Redactor
 
 T = TypeVar("T")
@@ -65,11 +78,16 @@ class Supervisor:
         echo: Callable[[str], object] = lambda _line: None,
         clock: Callable[[], float] = time.time,
         leave: Callable[[int], object] = lambda _code: None,
+        before: Supervisor | None = None,
     ) -> None:
         """Open nothing but the event log's path. ``echo`` gets the node's own lines; ``clock`` gives Unix seconds.
 
-        ``leave`` ends this process at once with an exit code: what hangs must not keep a fenced node.
+        ``leave`` ends this process at once with an exit code: what hangs must not keep a fenced node. ``before`` ran
+        this placement until now, and ran out of memory.
         """
+        self.retries: int = before.retries + 1 if before else 0
+        self.again = False
+        """Set by ``run`` when another supervisor is to start the command again on this machine."""
         self.boot = boot
         self.root = root
         self._environ = environ
@@ -81,7 +99,7 @@ class Supervisor:
         redact = Redactor(boot.secrets)
         self.events = EventLog(root / "events.jsonl", redact=redact, clock=clock)
         self.log = Log(root / "log.txt", quick, boot.epoch, redact=redact, echo=echo)
-        self.mail = Mailbox()
+        self.mail: Mailbox = before.mail if before else Mailbox()
         self.rooms = rooms.prepare(root, boot.epoch)
         self.progress = Progress(self.rooms.status_file, clock=clock)
         self._leave = leave
@@ -100,11 +118,26 @@ class Supervisor:
         self._lookout = Lookout(
             sources(boot.cloud, environ, self._own_processes),
             stop=self.mail.stop,
-            note=self._note,
+            note=self._hear,
             grace_s=signals.grace_s(environ),
             clock=clock,
         )
-        self._distrust: set[str] = set()
+        self._arrival = Arrival(
+            self._store, self._stores, self.rooms, patiently=self._patiently, note=self._note, cancel=self.mail.cancel
+        )
+        self._farewell = Farewell(
+            boot,
+            self._store,
+            self.log,
+            self.heartbeat,
+            patience_s=self._end_patience,
+            note=self._note,
+            clock=clock,
+        )
+        self._advice = Advice(self.rooms.advice_file, every_s=boot.every_s, pool=boot.pool)
+        self._stalling = Stalling(
+            boot.hung_after_s, cpu_s=lambda: cpu_seconds(self._own_processes()), gpu_busy=self._gpu_is_busy
+        )
         self._gpus = machine.Gpus()
         self._phase = "restoring"
         self._keeping: Keeping | None = None
@@ -128,7 +161,7 @@ class Supervisor:
 
         def say_why() -> ExitCode:
             self._own()
-            return self._finish(Verdict(Result.STOPPED, reason))
+            return self._finish(Verdict(Result.STOPPED, reason, Cause.MACHINE))
 
         return self._to_the_end(say_why)
 
@@ -137,20 +170,20 @@ class Supervisor:
             try:
                 return call()
             except Abandoned:
-                stop = self.mail.first_stop()
-                return self._finish(Verdict(Result.STOPPED, stop.reason if stop else "told to stop"))
+                stop = self.mail.first_stop() or Stop("told to stop", 0.0)
+                return self._finish(Verdict(Result.STOPPED, stop.reason, stop.cause))
             except JobFailed as failed:
-                return self._finish(Verdict(Result.FAILED, str(failed)))
+                return self._finish(Verdict(Result.FAILED, str(failed), Cause.USER_ERROR))
             except DiskFull as full:
-                return self._finish(Verdict(Result.STOPPED, f"disk full: {full}"))
+                return self._finish(Verdict(Result.STOPPED, f"disk full: {full}", Cause.DISK_FULL))
             except Unreachable as away:
-                return self._finish(Verdict(Result.STOPPED, str(away)))
+                return self._finish(Verdict(Result.STOPPED, str(away), Cause.STORE))
             except OSError as error:
-                return self._finish(Verdict(Result.STOPPED, self._disk_line(error)))
+                return self._finish(self._of_the_disk(error))
             except Fenced:
                 raise
             except CloudError as refused:
-                return self._finish(Verdict(Result.STOPPED, str(refused)), exit_code=refused.exit_code)
+                return self._finish(Verdict(Result.STOPPED, str(refused), Cause.STORE), exit_code=refused.exit_code)
         except Fenced as fenced:
             self._note("fenced", str(fenced))
             self.heartbeat.stop()  # the store belongs to another node now
@@ -158,10 +191,7 @@ class Supervisor:
             self._evict.over()
             return ExitCode.COME_AGAIN
         except Exception as error:  # our own fault: the controller must hear of it, and the traceback must show
-            self._note("broken", f"the node itself failed: {type(error).__name__}")
-            end = {"reason": f"the node itself failed: {type(error).__name__}", "exit_code": int(ExitCode.OUR_FAULT)}
-            self.log.finish(5.0)
-            self.heartbeat.finish(end, 10.0)
+            self._farewell.broken(f"the node itself failed: {type(error).__name__}")
             raise
 
     def _run(self) -> ExitCode:
@@ -175,7 +205,8 @@ class Supervisor:
         if isinstance(first := self.heartbeat.before.get("first_step_at"), int | float):
             self.progress.first_step_at = float(first)  # the node was restarted, its placement was not
         self._lookout.start()
-        self._bring_in()
+        self._restored = self._arrival.bring_in()
+        self.progress.restored_step = self._restored.position.step if self._restored else None
         return self._train()
 
     def _own(self) -> None:
@@ -183,48 +214,6 @@ class Supervisor:
         self._note("owner", f"epoch {self.boot.epoch} of {self.boot.job.name} is ours" + (f"; {hint}" if hint else ""))
         self.log.start()
         self.heartbeat.start()
-
-    def _bring_in(self) -> None:
-        """Unpack the working directory and restore the newest valid checkpoint."""
-        if self.boot.workdir_key is not None:
-            key = self.boot.workdir_key
-            try:
-                self._patiently(lambda: workdir.unpack(self._store, key, self.rooms.work, report=self._say))
-            except CorruptCheckpoint as error:
-                raise JobFailed(f"the working directory cannot be used: {error}") from error
-        try:
-            self._restored = self._patiently(self._restore)
-        except DiskFull as full:
-            self._note("disk", f"{full}; removing what earlier runs left here")
-            self.rooms.forget_earlier(keep_last=False)
-            self._restored = self._patiently(self._restore)
-        if self._restored is None:
-            self._note("restored", "no checkpoint of this job in the store: training starts from nothing", step=None)
-            return
-        found = self._restored
-        self.progress.restored_step = found.position.step
-        self._note(
-            "restored",
-            f"restored step {found.position.step} of epoch {found.position.epoch} "
-            f"({found.total_bytes / 2**20:.1f} MiB in {found.seconds:.1f} s, {found.fetched_bytes / 2**20:.1f} MiB of "
-            f"it fetched from {self._stores.name_of(found.store_uri)})",
-            step=found.position.step,
-            key=found.key,
-            uri=self._stores.name_of(found.store_uri),
-            fetched_bytes=found.fetched_bytes,
-        )
-
-    def _restore(self) -> Restored | None:
-        return restore(
-            self._store,
-            self.boot.job,
-            self.rooms.restored,
-            replicas=self._stores.nearest_first(self._store, self._say),
-            seeds=self.rooms.seeds(),
-            report=self._say,
-            cancel=self.mail.cancel,
-            distrust=self._distrust,
-        )
 
     def _train(self) -> ExitCode:
         if self.mail.cancel.is_set():
@@ -237,7 +226,7 @@ class Supervisor:
                 self.boot.epoch,
                 fence=lambda: epochs.check(self._store, self.boot.epoch, self.boot.token),
                 clock=self._clock,
-                distrust=frozenset(self._distrust),
+                distrust=frozenset(self._arrival.distrust),
             ),
             self._stores,
             restored=self._restored,
@@ -252,21 +241,25 @@ class Supervisor:
         child = self._child = processes.start(
             self.boot.command,
             cwd=self.rooms.work,
-            env=environment.of_child(self.boot, self.rooms, self._restored, self._environ),
+            env=environment.of_child(
+                self.boot, self.rooms, self._restored, self._environ, batch_scale=0.5**self.retries
+            ),
             record=self.rooms.child,
             take=self._on_line,
             on_end=self.mail.wake,
         )
         self._note("started", f"the command runs (process {child.pid})", pid=child.pid)
         self.heartbeat.hurry()
+        stop_signal = self.boot.stop_signal
         follower = Follower(
             child,
             self.mail,
             tick=self._tick,
-            own_stop=self._ttl,
+            own_stop=self._own_stop,
             upload_s=lambda: keeping.last.seconds if keeping.last else 0.0,
             on_stop=self._on_stop,
-            on_kill=lambda: self._note("killed", "the command did not end in time after SIGTERM; SIGKILL"),
+            on_kill=lambda: self._note("killed", f"the command did not end in time after {stop_signal.name}; SIGKILL"),
+            stop_signal=stop_signal,
         )
         try:
             stop = follower.until_end()
@@ -280,6 +273,7 @@ class Supervisor:
     def _tick(self) -> None:
         if self.progress.poll():
             self.heartbeat.hurry()
+        self._stalling.step(self.progress.furthest())
         if not self._disk_told and (line := machine.full_disk(self.rooms.run, machine.LOW_DISK_BYTES)):
             self._disk_told = True
             self._note("disk", f"{line}; the next checkpoint may not fit")
@@ -288,6 +282,7 @@ class Supervisor:
         self._phase = "stopping"
         if self._keeping is not None:
             self._keeping.hush()
+        self._advice.stop(stop.reason, self._clock() + stop.left())
         self._note("stopping", f"{stop.reason}: asking the command for a last checkpoint, {stop.left():.0f} s are left")
         self.heartbeat.hurry()
 
@@ -309,13 +304,25 @@ class Supervisor:
         if not whole:
             self._note("uncommitted", "the last checkpoint did not reach the store; an older one will be restored")
             if verdict.result is Result.DONE and keeping.unreadable():
-                return self._finish(Verdict(Result.FAILED, "its last checkpoint cannot be read"))
+                return self._finish(Verdict(Result.FAILED, "its last checkpoint cannot be read", Cause.USER_ERROR))
             if verdict.result is Result.DONE:
-                verdict = Verdict(Result.STOPPED, "the last checkpoint could not be committed")
+                verdict = Verdict(Result.STOPPED, "the last checkpoint could not be committed", Cause.STORE)
         final, last = self.progress.furthest(), keeping.last
         if verdict.result is Result.DONE and final is not None and (last is None or last.position.step < final):
             self._note("unsaved", f"the command ended at step {final} without a checkpoint of it")
+        if verdict.cause in MEMORY and self.retries < self.boot.oom_retries:
+            return self._with_less(verdict)
         return self._finish(verdict, code=code)
+
+    def _with_less(self, verdict: Verdict) -> ExitCode:
+        """Leave the placement open: another supervisor starts the command again, with half the batch."""
+        scale = 0.5 ** (self.retries + 1)
+        self._note("smaller", f"{verdict.reason}. Starting it again with FAILOVER_BATCH_SCALE={scale:g}", scale=scale)
+        self._lookout.close()
+        self.log.finish(5.0)
+        self.heartbeat.stop()
+        self.again = True
+        return verdict.exit_code
 
     def _ended(self, code: int, stop: Stop | None) -> Ended:
         last = self._keeping.last if self._keeping else None
@@ -323,47 +330,19 @@ class Supervisor:
         return Ended(
             code=code,
             stop_reason=stop.reason if stop else "",
+            stop_cause=stop.cause if stop else Cause.STOPPED,
             step=self.progress.furthest(),
             steps=self.boot.steps,
             done_file=self.rooms.done_file.exists(),
             moved_on=last is not None and (restored is None or last.position.step > restored),
             out_of_memory=machine.oom_kills() > self._oom_kills,
+            gpu_out_of_memory=machine.tells_of_gpu_memory(self.log.last),
             disk_full=machine.full_disk(self.rooms.run),
         )
 
     def _finish(self, verdict: Verdict, *, code: int | None = None, exit_code: ExitCode | None = None) -> ExitCode:
-        """Say how it ended, in this order: the log, ``done.json``, the last heartbeat."""
-        exit_code = verdict.exit_code if exit_code is None else exit_code
-        line = f"{verdict.result}: {verdict.reason}" if verdict.reason else str(verdict.result)
-        self._note("ended", line, result=verdict.result, exit_code=int(exit_code), code=code)
-        self.log.finish(5.0)
-        if verdict.result is not Result.STOPPED:
-            try:
-                self._patiently(lambda: self._write_done(verdict, code), self._end_patience())
-            except Fenced:
-                raise
-            except CloudError as error:
-                self._note("ended", f"done.json cannot be written: {error}")
-                exit_code = ExitCode.COME_AGAIN
         self._phase = "ended"
-        self.heartbeat.finish({"reason": verdict.reason or str(verdict.result), "exit_code": int(exit_code)}, 10.0)
-        return exit_code
-
-    def _write_done(self, verdict: Verdict, code: int | None) -> None:
-        epochs.check(self._store, self.boot.epoch, self.boot.token)
-        if verdict.result is Result.FAILED:
-            self.log.keep_last_lines()
-        ending.write(
-            self._store,
-            ending.Done(
-                epoch=self.boot.epoch,
-                exit_code=int(ExitCode.JOB_FAILED if code is None else code),
-                final_step=self.progress.furthest(),
-                time=round(self._clock(), 3),
-                result=str(verdict.result),
-                reason=verdict.reason,
-            ),
-        )
+        return self._farewell.say(verdict, self.progress.furthest(), code=code, exit_code=exit_code)
 
     def _sample(self) -> dict[str, Any]:
         keeping, restored = self._keeping, self._restored
@@ -371,6 +350,8 @@ class Supervisor:
         saving = self._phase == "training" and keeping is not None and keeping.busy
         return {
             "phase": "saving" if saving else self._phase,
+            "batch_scale": 0.5**self.retries,
+            "save_every_s": round(self._advice.every_s, 1),
             "step": self.progress.step(),
             "restored_step": self.progress.restored_step,
             "first_step_at": self.progress.first_step_at,
@@ -390,6 +371,7 @@ class Supervisor:
 
     def _on_commit(self, commit: Commit) -> None:
         self.progress.on_commit(commit.position.step)
+        self._advice.saved(self.progress.save_s() or commit.seconds)
         self._note(
             "committed",
             f"step {commit.position.step} is committed ({commit.total_bytes / 2**20:.1f} MiB, "
@@ -430,32 +412,43 @@ class Supervisor:
         epochs.check(self._once, self.boot.epoch, self.boot.token)
         self._lookout.ask(self._hints)
 
+    def _hear(self, kind: str, line: str, **fields: Any) -> None:
+        """Take what a source of notices says."""
+        if fields.get("notice") == REBALANCE:
+            self._advice.warned()
+        self._note(kind, line, **fields)
+
     def _own_processes(self) -> set[int]:
         return family(self._child.pid) if self._child is not None else set()
 
-    def _ttl(self) -> Stop | None:
-        if self._ttl_end is None:
-            return None
-        left = self._ttl_end - self._clock()
-        reserve = min(120.0, 0.1 * (self.boot.ttl_s or 1200.0))
-        return Stop("the machine's time is up (ttl)", time.monotonic() + max(1.0, left)) if left < reserve else None
+    def _gpu_is_busy(self) -> bool:
+        return any(gpu.get("utilization_percent", 0) > 0 for gpu in self._gpus.latest())
+
+    def _own_stop(self) -> Stop | None:
+        """Return the node's own reason to stop: the machine's time is up, or nothing moves any more."""
+        if self._ttl_end is not None:
+            left = self._ttl_end - self._clock()
+            if left < min(120.0, 0.1 * (self.boot.ttl_s or 1200.0)):
+                return Stop("the machine's time is up (ttl)", time.monotonic() + max(1.0, left))
+        if line := self._stalling.hung():
+            for told in waiting_for(self._own_processes()):
+                self._say(told)
+            return Stop(f"hung: {line}", time.monotonic() + signals.grace_s(self._environ), Cause.HUNG)
+        return None
 
     def _end_patience(self) -> float:
         left = float("inf") if self._ttl_end is None else self._ttl_end - self._clock()
         return max(5.0, min(END_PATIENCE_S, left))
 
-    def _disk_line(self, error: OSError) -> str:
-        full = machine.full_disk(self.root, machine.LOW_DISK_BYTES) if error.errno == errno.ENOSPC else ""
-        return (
-            f"disk full: {full or self.root}" if error.errno == errno.ENOSPC else f"{error.filename}: {error.strerror}"
-        )
+    def _of_the_disk(self, error: OSError) -> Verdict:
+        if error.errno == errno.ENOSPC:
+            full = machine.full_disk(self.root, machine.LOW_DISK_BYTES) or self.root
+            return Verdict(Result.STOPPED, f"disk full: {full}", Cause.DISK_FULL)
+        return Verdict(Result.STOPPED, f"{error.filename}: {error.strerror}", Cause.MACHINE)
 
-    def _patiently(self, call: Callable[[], T], seconds: float | None = None) -> T:
-        """Ask the store with patience. At the start (no ``seconds``) a request to stop ends it."""
-        by_role = self.boot.credentials is None
-        if seconds is not None:
-            return patiently(call, seconds=seconds, cancel=None, by_role=by_role)
-        return patiently(call, seconds=START_PATIENCE_S, cancel=self.mail.cancel, by_role=by_role)
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Ask the store with patience, until the training has started. A request to stop ends it."""
+        return patiently(call, seconds=START_PATIENCE_S, cancel=self.mail.cancel, by_role=self.boot.credentials is None)
 
     def _say(self, line: str) -> None:
         self._note("line", line)

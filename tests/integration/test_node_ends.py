@@ -38,7 +38,7 @@ def test_a_job_that_is_left_alone_is_done(node_job):
     assert node_job.restored_state()["step"] == 30
     beat = node.heartbeat()
     assert beat["phase"] == "ended"
-    assert beat["end"] == {"reason": "completed", "exit_code": 0}
+    assert beat["end"] == {"reason": "completed", "exit_code": 0, "cause": "done"}
     assert beat["restored_step"] is None
     assert beat["first_step_at"] < beat["time"]
     assert beat["last_commit"]["step"] == 30
@@ -121,7 +121,7 @@ def test_r12_d_code_0_after_a_notice_is_not_done(node_job, metadata, steps):
     metadata.notice = {"action": "terminate", "time": "2099-01-01T00:00:00Z"}
     assert node.wait() == 75
     assert node_job.done() is None
-    assert node.heartbeat()["end"] == {"reason": "notice: spot terminate", "exit_code": 75}
+    assert node.heartbeat()["end"] == {"reason": "notice: spot terminate", "exit_code": 75, "cause": "notice"}
     assert node_job.restored_state()["step"] >= 10
 
 

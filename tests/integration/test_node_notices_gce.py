@@ -233,7 +233,7 @@ def test_a_preempted_node_saves_and_comes_again(node_job, server):
     node.until_step(10)
     server.preempt()
     assert node.wait() == 75
-    assert node.heartbeat()["end"] == {"reason": "notice: spot preempted", "exit_code": 75}
+    assert node.heartbeat()["end"] == {"reason": "notice: spot preempted", "exit_code": 75, "cause": "notice"}
     assert node_job.done() is None
     assert node_job.restored_state()["step"] >= 10
 

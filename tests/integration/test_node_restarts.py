@@ -202,4 +202,4 @@ def test_give_up_tells_the_controller_why(node_job):
     )  # fmt: skip
     assert done.returncode == 75
     heartbeat = json.loads(node_job.store.get(layout.heartbeat(1)))
-    assert heartbeat["end"] == {"reason": "the image x/y:z cannot be pulled", "exit_code": 75}
+    assert heartbeat["end"] == {"reason": "the image x/y:z cannot be pulled", "exit_code": 75, "cause": "machine"}

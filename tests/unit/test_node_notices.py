@@ -22,6 +22,7 @@ from provisioner.node.notices.gpu import Gpu, family
 from provisioner.node.notices.hints import Hints
 from provisioner.node.notices.source import Notice, SourceAbsent, SourceAway
 from provisioner.node.notices.watching import Lookout
+from provisioner.node.verdict import Cause
 
 
 class ScriptedEc2(Ec2):
@@ -50,7 +51,7 @@ class Told:
     def lookout(self, *watched, **options):
         return Lookout(
             watched,
-            stop=lambda reason, seconds: self.stops.append((reason, seconds)),
+            stop=lambda reason, seconds, _cause: self.stops.append((reason, seconds)),
             note=lambda _kind, line, **_fields: self.lines.append(line),
             clock=lambda: 1000.0,
             **options,
@@ -254,7 +255,8 @@ def test_memory_errors_of_an_earlier_job_are_not_ours_but_new_ones_are_final():
     nvml = PlayedNvml(ecc=7)
     gpu = played(nvml)
     nvml.ecc = 9
-    assert gpu.watch(0) == Notice("GPU memory error", gpu.name, None, "GPU 0: 2 uncorrectable ECC errors")
+    detail = "GPU 0: 2 uncorrectable ECC errors"
+    assert gpu.watch(0) == Notice("GPU memory error", gpu.name, None, detail, cause=Cause.LOST_GPU)
 
 
 GIB = 2**30

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from provisioner.node.notices.asking import TIMEOUT_S, Answer, ask
 from provisioner.node.notices.source import Notice, SourceAway
 
+REBALANCE = "rebalance recommendation"
 DEFAULT_ENDPOINT = "http://169.254.169.254"
 NOTICE_S = 120.0
 """What EC2 gives between the notice and the end, in seconds."""
@@ -48,7 +49,7 @@ class Ec2:
                 deadline = _unix(action.get("time")) or self._clock() + NOTICE_S
                 return Notice(f"spot {action.get('action')}", self.name, deadline)
             if self._get("/latest/meta-data/events/recommendations/rebalance") is not None:
-                return Notice("rebalance recommendation", self.name, final=False)
+                return Notice(REBALANCE, self.name, final=False)
             return None
 
     def _get(self, path: str) -> dict[str, object] | None:

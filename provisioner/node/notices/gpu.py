@@ -11,10 +11,12 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from provisioner.node.notices.source import Notice, SourceAbsent, SourceAway
+from provisioner.node.verdict import Cause
 
 FATAL_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120})
 """The card needs a reset, or more."""
@@ -97,12 +99,14 @@ class Gpu:
                 if error.value == self._nvml.NVML_ERROR_TIMEOUT:
                     break
                 if error.value == self._nvml.NVML_ERROR_GPU_IS_LOST:
-                    found.append(Notice("lost GPU", self.name, detail=str(error)))
+                    found.append(Notice("lost GPU", self.name, detail=str(error), cause=Cause.LOST_GPU))
                 break
             if xid == 79:
-                found.append(Notice("lost GPU", self.name, detail="Xid 79: it has fallen off the bus"))
+                detail = "Xid 79: it has fallen off the bus"
+                found.append(Notice("lost GPU", self.name, detail=detail, cause=Cause.LOST_GPU))
             elif xid not in PROGRAM_XIDS:
-                found.append(Notice(f"GPU error Xid {xid}", self.name, final=xid in FATAL_XIDS))
+                final = xid in FATAL_XIDS
+                found.append(Notice(f"GPU error Xid {xid}", self.name, final=final, cause=Cause.LOST_GPU))
         return found
 
 
@@ -181,10 +185,10 @@ class _Card:
         if mine + foreign <= FOREIGN_FACTOR * (mine + self._neighbours):
             return []
         detail = f"other processes hold {foreign / 2**30:.1f} GiB, the job {mine / 2**30:.1f} GiB"
-        return [self._notice("foreign GPU memory", detail, final=self._foreign_is_final)]
+        return [replace(self._notice("foreign GPU memory", detail), final=self._foreign_is_final, cause=Cause.NOTICE)]
 
-    def _notice(self, kind: str, detail: str, *, final: bool = True) -> Notice:
-        return Notice(kind, self._source, None, f"GPU {self._index}: {detail}", final)
+    def _notice(self, kind: str, detail: str) -> Notice:
+        return Notice(kind, self._source, None, f"GPU {self._index}: {detail}", cause=Cause.LOST_GPU)
 
 
 def _unable(nvml: Any) -> set[int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from provisioner.node.verdict import Cause
+
 
 @dataclass(frozen=True, slots=True)
 class Notice:
@@ -18,6 +20,8 @@ class Notice:
     deadline: float | None = None
     detail: str = ""
     final: bool = True
+    cause: Cause = Cause.NOTICE
+    """What a final notice makes the cause of the end."""
 
 
 class SourceAway(Exception):

@@ -13,6 +13,7 @@ from provisioner.node.notices.ec2 import DEFAULT_ENDPOINT, Ec2
 from provisioner.node.notices.gce import DEFAULT_HOST, GceMetadata, Maintenance, Preemption
 from provisioner.node.notices.gpu import Gpu
 from provisioner.node.notices.source import Notice, Source, SourceAbsent, SourceAway
+from provisioner.node.verdict import Cause
 
 WAIT_S = 5.0
 """How long a source is waited for in one question, in seconds: a dead connection must not hide a notice for longer."""
@@ -39,14 +40,15 @@ class Lookout:
         self,
         watched: Sequence[Source],
         *,
-        stop: Callable[[str, float], object],
+        stop: Callable[[str, float, Cause], object],
         note: Callable[..., object],
         grace_s: float = signals.GRACE_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Start nothing yet. ``stop`` gets the reason and the seconds that are left, ``note`` a kind, a line, fields.
+        """Start nothing yet. ``stop`` gets the reason, the seconds that are left and the cause.
 
-        ``grace_s`` is what a final notice without a deadline leaves, in seconds; ``clock`` gives Unix seconds.
+        ``note`` gets a kind, a line and fields. ``grace_s`` is what a final notice without a deadline leaves, in
+        seconds; ``clock`` gives Unix seconds.
         """
         self._stop = stop
         self._note = note
@@ -120,4 +122,4 @@ class Lookout:
         self._note("notice", words if notice.final else f"{words}; going on", final=notice.final, **fields)
         if notice.final:
             left = self._grace_s if notice.deadline is None else notice.deadline - self._clock()
-            self._stop(f"notice: {notice.kind}", max(LEAST_S, left))
+            self._stop(f"notice: {notice.kind}", max(LEAST_S, left), notice.cause)
