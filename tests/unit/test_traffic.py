@@ -110,7 +110,7 @@ def test_the_report_adds_up_over_all_machines_and_says_it_in_words(capsys):
     }
     assert report["egress_prices_of"] == "2026-05"
     print_report(report)
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     assert "gs://bucket/p: step 40, 2.40 GB sent, about $0.11 egress, list prices of 2026-05" in text
     assert "s3://oss/p: no copy yet, 0 B sent, no egress to pay, behind by 3 (no answer)" in text
     assert "gs://bucket/p: 2.00 GB fetched, about $0.24 egress, list prices of 2026-05" in text
