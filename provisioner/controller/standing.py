@@ -1,15 +1,19 @@
-"""Where a job stands, for the planner: what it has cost, how long it has run, what is trained, what spot pools did."""
+"""Where a job stands, for the planner: what it has cost, how long it has run, what is trained, what spot pools did.
+
+A run that is taken up again ranks anew by what was recorded, so all that a ranking goes by is in it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
 
+from provisioner.catalog import SpotPrice, spot_price
 from provisioner.config import Config
 from provisioner.controller.records import Begun, Placement
 from provisioner.controller.report import cost, placement_seconds
 from provisioner.model import Ending, Market, Money
-from provisioner.planner import FailureMemory, Plan, Pool, Seen, Standing, pool
+from provisioner.planner import FailureMemory, Plan, Pool, Seen, Standing, catalog_offers, pool
 
 TAKEN = frozenset({Ending.LOST, Ending.STOPPED})
 """How a spot machine ends that its cloud takes back, with or without a notice."""
@@ -19,7 +23,8 @@ def standing(config: Config, begun: Begun, past: Sequence[Placement], now: float
     """Return where a run stands at ``now`` (Unix seconds). Spent money is in USD."""
     rate = config.policy.usd_cny
     spent = sum((amount / rate if name == "CNY" else amount for name, amount in cost(past).items()), Decimal(0))
-    return Standing(Money(spent, "USD"), max(0.0, now - begun.at), _done(config.job.steps, past), _seen(past))
+    elapsed, done = max(0.0, now - begun.at), _done(config.job.steps, past)
+    return Standing(Money(spent, "USD"), elapsed, done, _seen(past), _spot(config))
 
 
 def beyond_budget(config: Config, plan: Plan, memory: FailureMemory) -> str:
@@ -39,6 +44,12 @@ def _done(steps: int | None, past: Sequence[Placement]) -> float | None:
     if last is None:
         return 0.0
     return None if steps is None else min(1.0, last / steps)
+
+
+def _spot(config: Config) -> dict[tuple[str, str], SpotPrice]:
+    """Return the spot prices that are known of what the job may take: a refresh may change them at any time."""
+    found = {(one.zone, one.instance_type): spot_price(one) for one in catalog_offers(config)}
+    return {key: price for key, price in found.items() if price is not None}
 
 
 def _seen(past: Sequence[Placement]) -> dict[Pool, Seen]:

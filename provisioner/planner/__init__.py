@@ -65,6 +65,7 @@ def plan(
     measured milliseconds to regions, by (cloud, region).
     """
     made = terms(config, standing=standing, stores=stores, round_trips=round_trips)
+    then = standing.spot if standing is not None else None
     ranked = rank(
         blocks(config),
         offers,
@@ -72,6 +73,7 @@ def plan(
         now=now,
         lost=lost,
         terms=made,
+        spot_price=catalog.spot_price if then is None else lambda one: then.get((one.zone, one.instance_type)),
         passed_over=passed_over,
     )
     return replace(ranked, notes=notes(config, made, ranked.ranked))

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from provisioner.catalog import geography
+from provisioner.catalog import SpotPrice, geography
 from provisioner.config import Config
-from provisioner.model import Money, Offer
+from provisioner.model import Money, Offer, unpickle
 from provisioner.planner.expected import Place
 from provisioner.planner.pools import Pool, Seen
 from provisioner.planner.work import ASSUMED_EVERY_S, ASSUMED_HOURS, Work
@@ -26,6 +26,12 @@ class Standing:
     elapsed_s: float = 0.0
     done: float | None = 0.0
     seen: Mapping[Pool, Seen] = field(default_factory=dict)
+    spot: Mapping[tuple[str, str], SpotPrice] | None = None
+    """Spot prices of AWS by zone and machine type, as they were known then; None: as they are known now."""
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        """Read a pickle, also one of an earlier version."""
+        unpickle(self, state)
 
 
 @dataclass(frozen=True, slots=True)

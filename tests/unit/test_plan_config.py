@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
+from provisioner.catalog import overlay, tables
 from provisioner.config import ConfigMistakes, parse
 from provisioner.controller.records import Begun, Claimed, Placement, Released, Watched
 from provisioner.controller.standing import beyond_budget, standing
@@ -93,3 +95,23 @@ def test_a_run_that_the_budget_cannot_bear_ends_at_once_instead_of_waiting():
         "policy.budget leaves 20 USD"
     )
     assert not beyond_budget(config, plan(config, [SPOT]), FailureMemory())
+
+
+def test_a_run_that_is_taken_up_again_ranks_by_the_spot_prices_of_then(monkeypatch, tmp_path):
+    monkeypatch.setenv("FAILOVER_CACHE_DIR", str(tmp_path))
+    at = 1_790_000_000.0
+    row = (SPOT.zone, SPOT.instance_type, "0.9", "USD", f"{at}")
+    file = overlay.path({"FAILOVER_CACHE_DIR": str(tmp_path)})
+    overlay.write(file, overlay.Overlay({"aws_spot": overlay.Table((row,), at, "EC2")}))
+    tables.forget()
+    config = made(BASE.replace("[us-east-1b]}}", "[us-east-1b], max_price: 0.5 USD}}"))
+    try:
+        recorded = pickle.dumps(standing(config, Begun(at, 1), [], at))
+        file.unlink()
+    finally:
+        tables.forget()
+    then = plan(config, [SPOT], now=at, standing=pickle.loads(recorded))  # noqa: S301 - our own
+    assert [one.reason for one in then.passed_over] == [
+        "the spot price is about 0.9 USD an hour, above max_price 0.5 USD"
+    ]
+    assert plan(config, [SPOT], now=at).ranked
