@@ -16,6 +16,7 @@ from provisioner.checkpoint import layout, retention
 from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.save import Commit, Saver
 from provisioner.errors import Abandoned, CloudError, Fenced, Unstable
+from provisioner.node import pace
 from provisioner.node.metadata import Metadata
 
 LOOK_S = 1.0
@@ -105,6 +106,7 @@ class Committer:
         self._failures = 0
         self._unstable = 0
         self._closing = threading.Event()
+        self._until = float("inf")
         self._thread = threading.Thread(target=self._run, name="commits", daemon=True)
 
     def start(self) -> None:
@@ -113,8 +115,8 @@ class Committer:
 
     def finish(self, timeout_s: float) -> bool:
         """Commit what is left, for ``timeout_s`` seconds at most; False when something did not make it."""
+        until = self._until = time.monotonic() + timeout_s
         self._closing.set()
-        until = time.monotonic() + timeout_s
         while self._thread.is_alive() and not self._saver.cancel.is_set() and (left := until - time.monotonic()) > 0:
             self._thread.join(min(0.2, left))
         if self._thread.is_alive():
@@ -217,6 +219,13 @@ class Committer:
         return None
 
     def _commit(self, entry: _Entry) -> None:
+        if self._closing.is_set() and (
+            late := pace.too_late(pace.size_of(entry.path), self._until - time.monotonic(), self.last)
+        ):
+            self._report(f"step {entry.step} is not saved any more: {late}")
+            self._handled.add(entry.key)
+            self._passed[entry.key] = True
+            return
         self._known.pop(Position(self._saver.epoch, entry.step), None)  # a save that fails may have replaced it
         commit = self._saver.save(entry.path, entry.step, self._metadata.of(entry.path))
         self._handled.add(entry.key)

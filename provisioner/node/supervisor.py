@@ -25,7 +25,7 @@ from provisioner.errors import (
     Unreachable,
 )
 from provisioner.node import child as processes
-from provisioner.node import ending, environment, machine, rooms
+from provisioner.node import ending, environment, machine, pace, rooms
 from provisioner.node import heartbeat as heartbeats
 from provisioner.node.advice import Advice
 from provisioner.node.arrival import Arrival
@@ -146,6 +146,7 @@ class Supervisor:
         self._ttl_end = environment.end_of_life(boot, environ, clock())
         self._oom_kills = machine.oom_kills()
         self._disk_told = False
+        self._slow_told = False
 
     def on_signal(self, number: int) -> None:
         """Ask for a last checkpoint and the end, within what the signal leaves."""
@@ -372,6 +373,13 @@ class Supervisor:
     def _on_commit(self, commit: Commit) -> None:
         self.progress.on_commit(commit.position.step)
         self._advice.saved(self.progress.save_s() or commit.seconds)
+        if (
+            self.boot.pool is not None
+            and not self._slow_told
+            and (slow := pace.longer_than_notice(commit, self.boot.cloud))
+        ):
+            self._slow_told = True
+            self._note("slow", slow)
         self._note(
             "committed",
             f"step {commit.position.step} is committed ({commit.total_bytes / 2**20:.1f} MiB, "
