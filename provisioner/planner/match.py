@@ -102,7 +102,7 @@ class Matcher:
                 reasons.append((_UNFIT, dear))
             else:
                 candidate = self._reckon(offer, kind, position, ceiling, rate, seen)
-                if not (beyond := self._over_budget(candidate)):
+                if not (beyond := self._over_budget(candidate, rate)):
                     return candidate
                 reasons.append((_OVER_BUDGET, beyond))
         weight, words = max(reasons, key=lambda reason: reason[0], default=(0, "the configuration names no place"))
@@ -185,22 +185,27 @@ class Matcher:
             self._distances[key] = self.terms.distance_ms(offer)
         return self._distances[key]
 
-    def _over_budget(self, one: Candidate) -> str:
+    def _over_budget(self, one: Candidate, rate: float) -> str:
         """Say why a budget cannot bear an offer, or nothing. This machine costs nothing to rent.
 
-        What only ``max_price`` bounds costs as much as that until the cloud says less.
+        ``max_price`` has no part in it: a lower one must not bring an offer back. What has no price here is reckoned
+        at its price in the region whose prices are known; what has none there either is left to the run's own budget.
         """
         left = self.terms.budget_left
         if left is None or one.offer.cloud == "local":
             return ""
         if one.at_most is None:
             return "nothing bounds its price, so policy.budget cannot be kept; set max_price"
-        cost = one.expected.cost if one.expected is not None else None
-        if not self.terms.work.known or cost is None or cost <= self.terms.usd(left):
+        if not self.terms.work.known:
             return ""
-        if one.basis == "cap":
-            return f"may cost {cost:.2f} USD to the end at max_price {one.at_most}, and policy.budget leaves {left}"
-        return f"would cost about {cost:.2f} USD to the end, and policy.budget leaves {left}"
+        price, place = one.price, ""
+        if price is None:
+            price, _ = _price(one.offer, catalog.reference_price(one.offer.instance_type, one.offer.cloud), None)
+            place = f", at the price of {catalog.REFERENCE_REGIONS.get(one.offer.cloud)}"
+        found = self._expected(one.offer, price, rate)
+        if found is None or found.cost is None or found.cost <= self.terms.usd(left):
+            return ""
+        return f"would cost about {found.cost:.2f} USD to the end{place}, and policy.budget leaves {left}"
 
 
 def _fit(block: Block, offer: Offer) -> tuple[int, str]:

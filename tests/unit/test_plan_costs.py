@@ -221,17 +221,17 @@ def test_a_limit_below_todays_spot_price_costs_no_call_and_below_an_older_or_a_r
     assert held("0.31", seen="0.31", looked_up=43200).ranked
 
 
-def test_what_only_max_price_bounds_is_passed_over_when_the_budget_cannot_bear_that_price_to_the_end():
-    # 11.1692 h at 0.4 USD: 4.4677 USD
-    left = Money(Decimal(4), "USD")
-    dear = held("0.4", ceiling=None, budget=left)
-    assert dear.ranked == ()
-    assert dear.passed_over[0].reason == (
-        "may cost 4.47 USD to the end at max_price 0.4 USD, and policy.budget leaves 4 USD"
-    )
-    assert dear.passed_over[0].over_budget
-    assert held("0.4", ceiling=None, budget=Money(Decimal("4.5"), "USD")).ranked
-    assert held("0.3", ceiling=None, budget=left).ranked  # 3.35 USD at most
+def test_what_has_no_price_here_is_passed_over_when_at_the_known_regions_price_the_budget_ends_too_early():
+    # 11.1692 h at 40 % of us-east-1's 0.526 USD: 2.35 USD, whatever max_price says
+    left = Money(Decimal(2), "USD")
+    for cap in ("0.4", "0.1"):
+        dear = held(cap, ceiling=None, budget=left)
+        assert dear.ranked == ()
+        assert dear.passed_over[0].reason == (
+            "would cost about 2.35 USD to the end, at the price of us-east-1, and policy.budget leaves 2 USD"
+        )
+        assert dear.passed_over[0].over_budget
+    assert held("0.4", ceiling=None, budget=Money(Decimal("2.4"), "USD")).ranked
 
 
 def test_zones_of_one_type_keep_their_own_times_in_what_is_said():
