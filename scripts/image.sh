@@ -2,7 +2,7 @@
 # Build the image of docker/Dockerfile and print its size and layers. See docs/image.md for the arguments:
 #   IMAGE, TARGET (runtime or devel), CUDA (11.8, 12.6, 13.0 or a whole version), BASE,
 #   LOCAL_BASE (1: Debian packages of this machine's apt; auto: the same, where CUDA's base cannot be had),
-#   TORCH, TORCH_INDEX, PIP_INDEX_URL, IMAGE_NETWORK
+#   PYTHON, TORCH, TORCH_INDEX, PIP_INDEX_URL, IMAGE_NETWORK
 # More arguments go to `docker build`. The machine's pip settings and certificates are used and not kept in the image.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,9 +22,8 @@ find_engine || {
 }
 
 # What a CUDA version stands for. Ubuntu 22.04 has Python 3.11 beside its own 3.10.
-python=python3
 case ${CUDA:=12.6} in
-  11.8*) CUDA=11.8.0 cudnn=cudnn8 system=ubuntu22.04 python=python3.11 ;;
+  11.8*) CUDA=11.8.0 cudnn=cudnn8 system=ubuntu22.04 PYTHON=${PYTHON:-python3.11} ;;
   12.6) CUDA=12.6.3 cudnn=cudnn system=ubuntu24.04 ;;
   13.0) CUDA=13.0.1 cudnn=cudnn system=ubuntu24.04 ;;
   *.*.*) cudnn=cudnn system=ubuntu24.04 ;;
@@ -52,14 +51,14 @@ if [ "${LOCAL_BASE:-}" = auto ]; then
 fi
 options=(--build-arg "CUDA=$CUDA" --build-arg "CUDNN=$cudnn-$kind" --build-arg "SYSTEM=$system")
 if [ "${LOCAL_BASE:-}" = 1 ]; then
-  BASE=gpu-failover-local-base python=python3 IMAGE_NETWORK=host
+  BASE=gpu-failover-local-base PYTHON=python3 IMAGE_NETWORK=host
   "$DOCKER" image inspect "$BASE" >/dev/null 2>&1 || scripts/local-base.sh "$BASE"
 fi
 revision=$(git rev-parse HEAD 2>/dev/null) || revision=unknown
 if [ -n "$(git status --porcelain -- docker provisioner requirements 2>/dev/null)" ]; then revision+=-modified; fi
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' provisioner/__init__.py)
-options+=(--build-arg "PYTHON=$python" --build-arg "VERSION=$version" --build-arg "REVISION=$revision")
-for name in BASE TORCH TORCH_INDEX PIP_INDEX_URL; do
+options+=(--build-arg "VERSION=$version" --build-arg "REVISION=$revision")
+for name in BASE PYTHON TORCH TORCH_INDEX PIP_INDEX_URL; do
   if [ -n "${!name:-}" ]; then options+=(--build-arg "$name=${!name}"); fi
 done
 build_secrets "$scratch"

@@ -136,10 +136,10 @@ class Job:
             else:
                 owned.chmod(0o777)
         if disk:
-            mounts = ("--tmpfs", f"/run/failover:{disk},uid={USER},mode=700")
-            mounts += ("--volume", f"{path}:/run/failover/bootstrap.json:ro")
+            mounts = ["--tmpfs", f"/run/failover:{disk},uid={USER},mode=700"]
+            mounts += ["--volume", f"{path}:/run/failover/bootstrap.json:ro"]
         else:
-            mounts = ("--volume", f"{directory}:/run/failover")
+            mounts = ["--volume", f"{directory}:/run/failover"]
         return self._run(*mounts, *options)
 
     def heartbeat(self, epoch: int) -> dict[str, Any]:

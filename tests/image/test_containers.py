@@ -83,8 +83,9 @@ def test_a_bucket_that_is_not_there_is_one_clear_line(job):
         "credentials": job.server.credentials.as_json(),
     }
     container = job.start(1, "true", store=where)
-    assert container.wait() == 5
-    (line,) = [line for line in container.output().splitlines() if "no-such-bucket" in line]
+    assert container.wait() == 5, container.output()
+    lines = [line for line in container.output().splitlines() if "no-such-bucket" in line]
+    assert len(lines) == 1, container.output()
     assert "Traceback" not in container.output()
 
 

@@ -46,7 +46,7 @@ def parts(saved: Path) -> Iterator[IO[bytes]]:
                 assert file is not None
                 packed = file.read(2) == b"\x1f\x8b"
                 file.seek(0)
-                yield gzip.open(file) if packed else file  # type: ignore[misc]
+                yield gzip.GzipFile(fileobj=file) if packed else file  # type: ignore[misc]
 
 
 def holds(file: IO[bytes], words: list[bytes]) -> set[bytes]:
