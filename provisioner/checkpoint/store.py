@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import obstore
@@ -223,8 +223,8 @@ class Store:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def sign(self, key: str, expires_s: float) -> str:
-        """Return a link that reads one object without a key, for ``expires_s`` seconds at most.
+    def sign(self, key: str, expires_s: float, method: Literal["GET", "PUT"] = "GET") -> str:
+        """Return a link that reads (PUT: writes) one object without a key, for ``expires_s`` seconds at most.
 
         A directory gives a ``file://`` link, which never ends. Raises StoreError where the store has no links.
         """
@@ -236,7 +236,7 @@ class Store:
             raise StoreError(f"{self.uri}: memory has no links", hint="use file:// or s3://")
         if self._place.plain_links:
             return f"{self._place.plain_links}/{quote(path)}"
-        return self._ask("sign", key, lambda: obstore.sign(raw, "GET", path, timedelta(seconds=expires_s)))
+        return self._ask("sign", key, lambda: obstore.sign(raw, method, path, timedelta(seconds=expires_s)))
 
     def raw_uri(self) -> str:
         """Return the URI of the bucket or directory, without the prefix."""

@@ -52,6 +52,7 @@ __all__ = [
     "StoreConfig",
     "load",
     "parse",
+    "runtime_file",
     "workdir",
 ]
 
@@ -96,3 +97,8 @@ def parse(content: bytes, file: str, directory: Path, environ: Mapping[str, str]
 def workdir(config: Config, path: Path) -> Path | None:
     """Return the directory that the job takes along; ``path`` is the file's."""
     return None if config.job.workdir is None else (path.parent / config.job.workdir).resolve()
+
+
+def runtime_file(config: Config, path: Path) -> Path | None:
+    """Return the bundle that the job brings; ``path`` is the file's."""
+    return None if config.job.runtime_file is None else (path.parent / config.job.runtime_file).resolve()

@@ -77,6 +77,23 @@ class EstimateConfig(Section):
     )
 
 
+class ImageLoginConfig(Section):
+    """An account at a registry that shows `job.image` to its own people only."""
+
+    registry: Annotated[
+        str,
+        matching(r"[A-Za-z0-9.-]+(:[0-9]+)?", "is not a registry", "write its host as in the image's name: ghcr.io"),
+    ] = Field(description="Host of the registry, as in the image's name.", examples=["ghcr.io"])
+    user: Annotated[str, matching(r"[!-~]{1,255}", "is not a user name", "write it without spaces")] = Field(
+        description="User name there."
+    )
+    secret: SecretName = Field(
+        description="Name of the controller's environment variable with the password or token. Its value stands in no "
+        "file here, log, Terraform state or command line.",
+        examples=["GHCR_TOKEN"],
+    )
+
+
 class JobConfig(Section):
     """What is trained, and how it is started."""
 
@@ -97,8 +114,41 @@ class JobConfig(Section):
     ) = Field(
         default=None,
         description="Container image to train in, on machines with a container engine. An AutoDL machine is a "
-        "container itself and ignores it: see `primary.autodl.image_uuid`.",
-        examples=["pytorch/pytorch:2.4.0-cuda12.4-cudnn9-runtime"],
+        "container itself and ignores it: see `primary.autodl.image_uuid`. `store://KEY` is an image in the store, as "
+        "`docker save` writes it; KEY begins below `checkpoint.store`.",
+        examples=["pytorch/pytorch:2.4.0-cuda12.4-cudnn9-runtime", "store://images/train.tar.gz"],
+    )
+    image_mirrors: Names[
+        Annotated[
+            str,
+            matching(
+                r"[a-z0-9][a-z0-9.-]*(:[0-9]+)?(/[a-z0-9._-]+)*", "is not a registry", "write it as host or host/path"
+            ),
+        ]
+    ] = Field(
+        default=(),
+        description="Registries that hold the same image, tried in this order before its own: for regions where that "
+        "is slow. The name below the host stays; `library/` is put before a name of one word.",
+        examples=[["mirror.example.com"]],
+    )
+    image_login: ImageLoginConfig | None = Field(
+        default=None, description="Account at the registry. Left out, the image is pulled without one."
+    )
+    image_read_only: bool = Field(
+        default=False,
+        description="Run the container with a read-only root. `/tmp`, `HOME` and the command's own directories can be "
+        "written; `/tmp` takes memory.",
+    )
+    runtime: Literal["auto", "bundle", "installed"] = Field(
+        default="auto",
+        description="Python of the node, which watches the command and is never the command's own. `auto`: 3.11 or "
+        "newer where the image has it, else a bundle out of the store. `bundle`: always that. `installed`: never.",
+    )
+    runtime_file: Text | None = Field(
+        default=None,
+        description="A bundle that `failover runtime build --output FILE` wrote, relative to this file. Left out, one "
+        "is made here when it is needed.",
+        examples=["failover-runtime.tar.gz"],
     )
     command: Annotated[
         tuple[Text, ...],
@@ -200,6 +250,12 @@ class AutodlConfig(Section):
     image_uuid: ImageUuid = Field(
         description="AutoDL's image, a base image or one you saved there. Images from elsewhere cannot be used.",
         examples=["base-image-l2t43iu6uk"],
+    )
+    glibc: Annotated[str, matching(r"2\.[0-9]{1,2}", "is not a version of glibc", "write it as 2.31")] | None = Field(
+        default=None,
+        description="glibc of an image that you saved, in quotes; `ldd --version` shows it there. The node's runtime "
+        "is checked against it before a machine is rented. AutoDL's own images are known.",
+        examples=["2.35"],
     )
     wait: DurationOrZero = Field(
         default=120.0, description="How long to ask for a card before the fallbacks are tried; `0s` asks once."

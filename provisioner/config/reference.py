@@ -18,6 +18,7 @@ from provisioner.config.models import (
     EstimateConfig,
     FallbackConfig,
     GcpConfig,
+    ImageLoginConfig,
     JobConfig,
     LocalConfig,
     PolicyConfig,
@@ -28,6 +29,7 @@ from provisioner.config.models import (
 
 _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("job", JobConfig),
+    ("job.image_login", ImageLoginConfig),
     ("job.estimate", EstimateConfig),
     ("resources", ResourcesConfig),
     ("checkpoint", CheckpointConfig),

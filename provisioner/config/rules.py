@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -17,6 +18,8 @@ def findings(config: Config, environ: Mapping[str, str], directory: Path) -> Ite
     """Yield what is wrong with a configuration whose fields are right. ``directory`` is the one of the file."""
     yield from _variables(config, environ)
     yield from _workdir(config, directory)
+    yield from _image(config, environ)
+    yield from _runtime(config, directory)
     yield from store_findings(config.checkpoint, _machines(config, environ), environ)
     yield from _patience(config)
     if config.primary is not None:
@@ -55,6 +58,38 @@ def _workdir(config: Config, directory: Path) -> Iterator[Finding]:
         f"there is no directory {short(config.job.workdir)}",
         "paths begin at the directory of this file",
     )
+
+
+def _image(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    job = config.job
+    login, mirrors = ("job", "image_login"), ("job", "image_mirrors")
+    stored = (job.image or "").startswith("store://")
+    if job.image is None or stored:
+        why = "there is no job.image" if job.image is None else "an image in the store is not pulled"
+        yield from (
+            (loc, why, "remove it") for loc, value in ((login, job.image_login), (mirrors, job.image_mirrors)) if value
+        )
+    if stored and not re.fullmatch(r"store://[A-Za-z0-9][A-Za-z0-9._/-]*[A-Za-z0-9]", job.image or ""):
+        yield ("job", "image"), f"{short(job.image or '')} names no object", "write store://images/train.tar.gz"
+    if job.image_login is None:
+        return
+    name = job.image_login.secret
+    if not environ.get(name):
+        at: Loc = ("job", "image_login", "secret")
+        yield at, f"the environment variable {name} is not set", f"export {name} before you start failover"
+    elif "\n" in environ[name].strip():
+        yield ("job", "image_login", "secret"), f"{name} holds several lines", "a password is one line"
+
+
+def _runtime(config: Config, directory: Path) -> Iterator[Finding]:
+    job = config.job
+    at: Loc = ("job", "runtime_file")
+    if job.runtime_file is None:
+        return
+    if job.runtime == "installed":
+        yield at, "job.runtime: installed takes no bundle", "remove one of them"
+    if not (directory / job.runtime_file).is_file():
+        yield at, f"there is no file {short(job.runtime_file)}", "paths begin at the directory of this file"
 
 
 def _machines(config: Config, environ: Mapping[str, str]) -> Machines:

@@ -31,6 +31,7 @@ from provisioner.controller.records import (
 )
 from provisioner.controller.refusals import Refusals, as_failure, words
 from provisioner.controller.standing import beyond_budget, standing
+from provisioner.controller.start_failures import driver_failure
 from provisioner.controller.stores import place, stores
 from provisioner.controller.watch import Patience, Watch
 from provisioner.errors import CloudError, ConfigError, Unauthorized
@@ -221,6 +222,8 @@ class World:
             copies=traffic.copies(self.stores(), node.offer, view.heartbeat),
             restored_from=traffic.restored(self.stores(), node.offer, view.heartbeat),
         )
+        if (refused := driver_failure(watched.reason)) is not None:
+            self.refusals.remember(refused, node.offer)
         self.events.emit("ended", epoch=node.epoch, node=node.id, ending=watched.ending, reason=watched.reason)
         return watched
 

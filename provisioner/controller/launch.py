@@ -5,22 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from provisioner import assets
 from provisioner.checkpoint import epochs, layout, workdir
 from provisioner.checkpoint.store import Store
 from provisioner.clouds.aws.cloud import job_prefix
 from provisioner.config import Config
+from provisioner.controller import launch_runtime, runtime_bundle
 from provisioner.controller.access import node_store, open_as_controller
 from provisioner.controller.directory import JobDirectory, cache_root
 from provisioner.controller.records import Published
 from provisioner.controller.runtime import runtime_wheels
+from provisioner.controller.runtime_bundle import Bundle
 from provisioner.controller.stores import nearest_first, stores
+from provisioner.errors import ConfigError, FailoverError, Unreachable
 from provisioner.model import JobRef, Launch, Offer, claim_token, tags
 from provisioner.terraform import render
 
 LINK_FRESH_S = 3600.0
+STORED = "store://"
+"""How an image in the store is written in the configuration."""
 LINK_PATIENCE_S = 600.0
 PULL_PATIENCE_S = 1200.0
 BODY_COMPARED = frozenset({"aws", "gcp"})
@@ -54,10 +60,15 @@ class Launcher:
         store: Store,
         environ: Mapping[str, str],
         workdir: Path | None,
+        runtime_file: Path | None = None,
     ) -> None:
-        """Take the job and its store (already below the job's name). ``workdir`` is the directory to take along."""
+        """Take the job and its store (already below the job's name).
+
+        ``workdir`` is the directory to take along, ``runtime_file`` a bundle that was made elsewhere.
+        """
         self.job = job
         self.workdir = workdir
+        self.runtime_file = runtime_file
         self.config = config
         self.directory = directory
         self.store = store
@@ -77,7 +88,13 @@ class Launcher:
         return epochs.newest_used(self.store)
 
     def publish(self) -> Published:
-        """Put the node's runtime and the packed workdir into the store; what is there already is not sent again."""
+        """Put the node's runtime and the packed workdir into the store; what is there already is not sent again.
+
+        Raises ConfigError for an image that the node cannot start on, or that is not in the store.
+        """
+        bundle, problem = self._bundle()
+        launch_runtime.check_autodl(self.config, bundle, problem)
+        self._find_image()
         wheels = []
         for wheel in runtime_wheels(cache_root(self.environ)):
             data = wheel.read_bytes()
@@ -86,7 +103,7 @@ class Launcher:
             if not self.store.exists(key):
                 self.store.put(key, data)
             wheels.append((key, digest))
-        return Published(tuple(wheels), self._publish_workdir())
+        return Published(tuple(wheels), self._publish_workdir(), self._publish_bundle(bundle), problem)
 
     def launch(self, offer: Offer, epoch: int, attempt: int, published: Published, *, held: bool = False) -> Launch:
         """Write the bootstrap object of an epoch (``held``: not yet) and return what the claim needs.
@@ -121,8 +138,9 @@ class Launcher:
     def write_start(self, offer: Offer, epoch: int, attempt: int, published: Published) -> None:
         """Write the object by which the machine of a claim starts the job. Raises CloudError."""
         token = claim_token(self.job, epoch, offer, attempt)
-        bootstrap = self._bootstrap(offer, epoch, token, published)
-        self.store.put(layout.bootstrap(epoch, token), json.dumps(bootstrap).encode())
+        lines = self._orders(offer, epoch, published)
+        data = start_object(lines, self._bootstrap(offer, epoch, token, published))
+        self.store.put(layout.bootstrap(epoch, token), data)
 
     def remove_bootstrap(self, epoch: int, token: str) -> None:
         """Remove the object that holds secrets: the node has read it, or never will. Raises CloudError."""
@@ -147,7 +165,6 @@ class Launcher:
                 {"name": key.rsplit("/", 1)[-1], "url": self.store.sign(key, LINK_S), "sha256": digest}
                 for key, digest in published.wheels
             ],
-            "image": job.image if offer.cloud != "autodl" else None,  # an AutoDL machine is a container already
             "command": [*job.command],
             "env": {**job.env, **{name: self.environ[name] for name in job.secrets}},
             "secret_names": [*job.secrets],  # the node keeps their values out of its log
@@ -164,6 +181,62 @@ class Launcher:
             "ttl_s": self.config.policy.ttl,
             "heartbeat_s": self.config.policy.heartbeat,
         }
+
+    def _orders(self, offer: Offer, epoch: int, published: Published) -> list[tuple[str, str]]:
+        """Return what the start script reads by itself: it may have to start where there is no Python."""
+        job = self.config.job
+        lines = [("runtime", job.runtime), ("end-url", self.store.sign(layout.heartbeat(epoch), LINK_S, "PUT"))]
+        if published.bundle is not None:
+            key, digest, glibc = published.bundle
+            lines += [("bundle-url", self.store.sign(key, LINK_S)), ("bundle-sha256", digest), ("bundle-glibc", glibc)]
+        elif published.no_bundle:
+            lines.append(("no-bundle", published.no_bundle))
+        if job.image is None or offer.cloud == "autodl":  # an AutoDL machine is a container already
+            return lines
+        lines += [("image", job.image), ("read-only", "yes" if job.image_read_only else "no")]
+        if job.image.startswith(STORED):
+            return [*lines, ("archive", self._above().sign(job.image.removeprefix(STORED), LINK_S))]
+        lines += [("pull", name) for name in launch_runtime.pull_names(job.image, job.image_mirrors)]
+        if job.image_login is not None:
+            password = self.environ[job.image_login.secret].strip()
+            lines += [("login", job.image_login.registry), ("login-user", job.image_login.user)]
+            lines.append(("login-password", password))
+        return lines
+
+    def _bundle(self) -> tuple[Bundle | None, str]:
+        """Return the node's own Python, made if it is wanted; None and why where it cannot be made but may do without.
+
+        Raises ConfigError, Unreachable.
+        """
+        job = self.config.job
+        if self.runtime_file is not None and job.runtime != "installed":
+            return runtime_bundle.opened(self.runtime_file), ""
+        if not launch_runtime.wants_bundle(self.config, self.environ):
+            return None, ""
+        try:
+            return runtime_bundle.build(cache_root(self.environ)), ""
+        except FailoverError as error:
+            if job.runtime == "bundle" or isinstance(error, Unreachable):
+                raise
+            return None, str(error)
+
+    def _publish_bundle(self, bundle: Bundle | None) -> tuple[str, str, str] | None:
+        if bundle is None:
+            return None
+        key = f"{layout.RUNTIME}/{bundle.sha256}.tar.gz"
+        if not self.store.exists(key):
+            self.store.put(key, bundle.path.read_bytes())
+        return key, bundle.sha256, bundle.manifest.glibc
+
+    def _find_image(self) -> None:
+        image = self.config.job.image or ""
+        if image.startswith(STORED) and not self._above().exists(image.removeprefix(STORED)):
+            uri = f"{self.config.checkpoint.main.uri.rstrip('/')}/{image.removeprefix(STORED)}"
+            raise ConfigError(f"job.image: there is no {uri}", hint="docker save IMAGE | gzip, and upload it there")
+
+    def _above(self) -> Store:
+        """Return the store that all jobs share."""
+        return open_as_controller(self.config.checkpoint.main, self.environ)
 
     def _replicas(self, offer: Offer) -> list[dict[str, object]]:
         """Return how a machine opens the replicas, nearest first, with the job's own store in its place among them."""
@@ -187,6 +260,19 @@ class Launcher:
         if not self.store.exists(key):
             self.store.put(key, data)
         return key
+
+
+def start_object(lines: Sequence[tuple[str, str]], bootstrap: Mapping[str, object]) -> bytes:
+    """Return what a machine reads first: plain lines for the shell, the script's second part, the node's JSON.
+
+    Raises ConfigError for a value that is more than a line.
+    """
+    for name, value in lines:
+        if not value.isprintable():
+            raise ConfigError(f"{name} of the start object is not one line of text")
+    head = "".join(f"{name} {value}\n" for name, value in [("version", "1"), *lines])
+    script = assets.path("templates/machine.sh").read_text(encoding="utf-8")
+    return f"{head}--- script\n{script}--- json\n{json.dumps(bootstrap)}\n".encode()
 
 
 def _object(data: bytes | None) -> dict[str, object] | None:

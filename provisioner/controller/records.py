@@ -36,6 +36,14 @@ class Published:
 
     wheels: tuple[tuple[str, str], ...]
     workdir_key: str | None
+    bundle: tuple[str, str, str] | None = None
+    """The node's own Python: its key in the store, sha256, and the oldest glibc that it starts on."""
+    no_bundle: str = ""
+    """Why there is none, where one was wanted."""
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        """Read a pickle, also one of an earlier version."""
+        unpickle(self, state)
 
 
 @dataclass(frozen=True, slots=True)

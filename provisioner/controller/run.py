@@ -13,7 +13,7 @@ from pathlib import Path
 
 from provisioner.clouds import open_cloud
 from provisioner.clouds.base import Cloud
-from provisioner.config import Config, load, parse, workdir
+from provisioner.config import Config, load, parse, runtime_file, workdir
 from provisioner.controller.directory import JobDirectory, JobRecord, new_uid, state_root
 from provisioner.controller.effects import World
 from provisioner.controller.engine import Engine
@@ -135,7 +135,8 @@ class Controller:
         store = open_job_store(self.config, self.environ)
         events = EventLog(self.directory.path / "events.jsonl", also=self._on_event)
         folder = workdir(self.config, Path(self.record.config_path))
-        launcher = Launcher(self.record.ref, self.config, self.directory, store, self.environ, folder)
+        bundle = runtime_file(self.config, Path(self.record.config_path))
+        launcher = Launcher(self.record.ref, self.config, self.directory, store, self.environ, folder, bundle)
 
         def opener(name: str) -> Cloud:
             return open_cloud(

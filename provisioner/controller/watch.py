@@ -8,6 +8,7 @@ from typing import Protocol
 
 from provisioner.controller.flow import TAKEN_DOWN
 from provisioner.controller.records import Watched
+from provisioner.controller.start_failures import no_image
 from provisioner.model import Ending, Node, NodeState
 
 LAST_WORD_S = 5.0
@@ -57,7 +58,8 @@ def judge(signs: Signs, patience: Patience) -> tuple[Ending, str] | None:
         return (Ending.TAKEN_DOWN if signs.stop == TAKEN_DOWN else Ending.LIMIT), signs.stop
     end = signs.heartbeat.get("end") if signs.heartbeat else None
     if isinstance(end, dict):
-        return Ending.STOPPED, str(end.get("reason") or "the node stopped")
+        reason = str(end.get("reason") or "the node stopped")
+        return (Ending.FAILED if no_image(reason) else Ending.STOPPED), reason
     if signs.state in {NodeState.GONE, NodeState.STOPPED}:
         return _gone(signs)
     return _silent(signs, patience) if signs.stored else None

@@ -12,7 +12,7 @@ from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.clouds.base import Cloud
 from provisioner.clouds.gcp.cloud import GcpCloud
 from provisioner.clouds.gcp.machine import labels, machine_name, split_type
-from provisioner.config import Config, workdir
+from provisioner.config import Config, runtime_file, workdir
 from provisioner.controller.directory import JobDirectory, JobRecord, new_uid, state_root
 from provisioner.controller.launch import LINK_S, Launcher, open_job_store, stored_uid
 from provisioner.controller.survey import survey
@@ -51,7 +51,8 @@ def write_terraform(config: Config, path: Path, environ: Mapping[str, str], targ
     uid = old.uid if old else stored_uid(store) or new_uid()
     record = old or JobRecord(config.job.name, uid, 0, open=False, config_path=str(path.resolve()), started_at=0.0)
     directory.remember(record)
-    launcher = Launcher(record.ref, config, directory, store, environ, workdir(config, path))
+    brought = workdir(config, path), runtime_file(config, path)
+    launcher = Launcher(record.ref, config, directory, store, environ, *brought)
     launcher.write_spec()
     launch = launcher.launch(offer, launcher.newest_epoch() + 1, 0, launcher.publish())
     cloud = open_cloud(offer.cloud, job=record.ref, config=config, directory=directory.path, environ=environ)

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import http.server
-import importlib.metadata
 import json
 import os
-import signal
+import re
+import shutil
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from provisioner import assets
 from provisioner.checkpoint import layout
 from provisioner.controller import runtime
 from provisioner.terraform import render
-
-DEPENDENCIES = ("anyio", "blake3", "idna", "obstore", "tenacity", "typing-extensions", "watchfiles", "zstandard")
-
-
-def installed_wheel(name: str, directory: Path) -> Path:
-    """Pack an installed distribution back into a wheel: no test asks a package index."""
-    found = importlib.metadata.distribution(name)
-    tags = [line.split(": ")[1] for line in (found.read_text("WHEEL") or "").splitlines() if line.startswith("Tag: ")]
-    files = {
-        str(file): Path(str(file.locate())).read_bytes()
-        for file in found.files or ()
-        if not str(file).startswith("..") and "__pycache__" not in str(file)
-    }
-    platforms = ".".join(tag.split("-")[2] for tag in tags)
-    python, abi, _ = tags[0].split("-")
-    return runtime._write_wheel(
-        directory / f"{name.replace('-', '_')}-{found.version}-{python}-{abi}-{platforms}.whl", files
-    )
+from tests.start_machines import DEPENDENCIES, Machine, installed_wheel
 
 
 @pytest.fixture(scope="session")
@@ -47,170 +26,6 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     directory = tmp_path_factory.mktemp("wheels")
     made = [installed_wheel(name, directory) for name in DEPENDENCIES]
     return [*made, runtime._pip(directory), runtime.build_wheel(directory)]
-
-
-class Site(http.server.ThreadingHTTPServer):
-    """Serves links; ``dead`` makes the start link answer 403, as an expired one does."""
-
-    daemon_threads = True
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.files = files
-        self.dead = False
-        self.hang = False
-        self.asked: list[str] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    server: Site
-
-    def do_GET(self) -> None:
-        path = self.path.split("?")[0]
-        self.server.asked.append(path)
-        while self.server.hang and path == "/bootstrap.json":
-            time.sleep(0.05)
-        dead = self.server.dead and path == "/bootstrap.json"
-        body = b"<Error><Code>ExpiredToken</Code></Error>" if dead else self.server.files[path]
-        self.send_response(403 if dead else 200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-class Machine:
-    """A directory, a PATH with shims first, and whatever the script starts there."""
-
-    def __init__(self, root: Path, node_job: Any, wheels: list[Path]) -> None:
-        self.root = root
-        self.job = node_job
-        self.bin = root / "bin"
-        self.bin.mkdir(parents=True)
-        self.shim("shutdown", 'echo "$@" >>"$HOME/shutdowns"')
-        self.site = Site({f"/{wheel.name}": wheel.read_bytes() for wheel in wheels})
-        threading.Thread(target=self.site.serve_forever, daemon=True).start()
-        self.wheels = wheels
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.link = f"{self.site.url}/bootstrap.json?X-Amz-Signature=canary-signature"
-
-    def shim(self, name: str, text: str) -> None:
-        (self.bin / name).write_text(f"#!/bin/bash\n{text}\n")
-        (self.bin / name).chmod(0o755)
-
-    def say(self, command: list[str] | str, **boot: Any) -> None:
-        content = {
-            "version": 1,
-            "job": {"name": self.job.ref.name, "uid": self.job.ref.uid},
-            "epoch": 1,
-            "token": "token-of-1",
-            "store": {"uri": self.job.uri},
-            "command": command,
-            "steps": 100,
-            "ttl_s": 600,
-            "heartbeat_s": 1,
-            "cloud": "local",
-            "image": None,
-            "runtime": [
-                {
-                    "name": wheel.name,
-                    "url": f"{self.site.url}/{wheel.name}",
-                    "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
-                }
-                for wheel in self.wheels
-            ],
-        }
-        self.site.files["/bootstrap.json"] = json.dumps(content | boot).encode()
-
-    def boot(self, *, ttl_s: float = 600, as_argument: bool = False, **values: float) -> subprocess.Popen[bytes]:
-        script = render.bootstrap(url=self.link, ttl_s=ttl_s, **{"link_patience_s": 3, **values})
-        if as_argument:
-            words = base64.b64encode(script.encode()).decode()
-            return self.run(["bash", "-c", f'bash -c "$(echo {words} | base64 -d)"'])
-        (self.root / "user-data").write_text(script)
-        return self.run(["bash", str(self.root / "user-data")])
-
-    def run(self, command: list[str]) -> subprocess.Popen[bytes]:
-        with (self.root / "console.txt").open("ab") as console:
-            process = subprocess.Popen(
-                command,
-                stdout=console,
-                stderr=console,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                cwd=self.root,
-                env={
-                    "PATH": f"{self.bin}:{Path(sys.executable).parent}:/usr/bin:/bin",
-                    "HOME": str(self.root),
-                    "FAILOVER_HOME": str(self.root / "opt"),
-                    "FAILOVER_SANDBOX_DIR": str(self.root),
-                    "PYTHONPATH": "/nonexistent/of/the/training",
-                },
-            )
-        self.processes.append(process)
-        return process
-
-    @property
-    def directory(self) -> Path:
-        """The script's own directory for this link."""
-        return self.root / "opt" / hashlib.sha256(self.link.encode()).hexdigest()[:16]
-
-    def console(self) -> str:
-        return (self.root / "console.txt").read_text(errors="replace")
-
-    def log(self) -> str:
-        path = self.directory / "node" / "log.txt"
-        return path.read_text() if path.exists() else ""
-
-    def shutdowns(self) -> list[str]:
-        path = self.root / "shutdowns"
-        return path.read_text().splitlines() if path.exists() else []
-
-    def until(self, ready: Callable[[], Any], timeout: float = 40) -> Any:
-        end = time.monotonic() + timeout
-        while time.monotonic() < end:
-            if value := ready():
-                return value
-            time.sleep(0.01)
-        raise AssertionError(self.console())
-
-    def mine(self) -> list[int]:
-        """Return every process of this machine, whatever session it made for itself."""
-        needle = f"FAILOVER_SANDBOX_DIR={self.root}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    if needle in (entry / "environ").read_bytes().split(b"\0"):
-                        found.append(int(entry.name))
-                except OSError:
-                    continue
-        return found
-
-    def pull_the_plug(self) -> None:
-        while pids := self.mine():
-            for pid in pids:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            for process in self.processes:
-                process.poll()
-            time.sleep(0.01)
-
-    def close(self) -> None:
-        self.pull_the_plug()
-        for process in self.processes:
-            process.wait()
-        self.site.hang = False
-        self.site.shutdown()
-        self.site.server_close()
 
 
 @pytest.fixture
@@ -227,6 +42,7 @@ def test_the_script_is_clean_and_small():
     script = render.bootstrap(url=link, ttl_s=3600)
     assert len(script.encode()) < 16384, "EC2 takes 16 KiB of user data"
     checker = Path(sys.executable).parent / "shellcheck"
+    subprocess.run([checker, assets.path("templates/machine.sh")], check=True)
     subprocess.run([checker, "-s", "bash", "-"], input=script.encode(), check=True)
     subprocess.run(["bash", "-n"], input=script.encode(), check=True)
     # Only the link and numbers differ from one script to the next.
@@ -374,25 +190,124 @@ def test_r37_an_image_that_does_not_start_is_named_and_the_machine_ends(machine,
     machine.say(node_job.trainer(), image="repo/img:tag")
     assert machine.boot(pull_patience_s=1).wait(60) == 75
     heartbeat = json.loads(node_job.store.get(layout.heartbeat(1)))
-    assert heartbeat["end"] == {"reason": reason, "exit_code": 75}
+    assert (heartbeat["end"]["reason"], heartbeat["end"]["exit_code"]) == (reason, 75)
     assert machine.shutdowns() == ["-h now"]
 
 
-def test_a_machine_whose_python_is_too_old_makes_one_with_conda(machine, node_job):
-    """As on a stock AutoDL image: an old python3 for the first part, conda beside it."""
-    for name in ("python3", "python3.11", "python3.12", "python3.13", "python3.14", "python"):
-        machine.shim(
-            name,
-            f'case "$*" in *"< (3, 11)"*) exit 1 ;; esac\n'
-            f'if [ "$0" = "{machine.bin}/python3" ]; then exec {sys.executable} "$@"; fi\nexit 1',
-        )
-    machine.shim(
-        "conda",
-        'echo "conda $*" >>"$HOME/conda-calls"\nwhile [ "$1" != -p ]; do shift; done\n'
-        f'mkdir -p "$2/bin" && printf \'#!/bin/bash\\nexec {sys.executable} "$@"\\n\' >"$2/bin/python3"\n'
-        'chmod 755 "$2/bin/python3"',
-    )
+@pytest.mark.parametrize("tool", ["curl", "wget", "python3"])
+def test_whatever_is_there_fetches_the_start_object(machine, node_job, tool):
+    """The others are there and broken, as with a foreign certificate store."""
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed here")
+    for other in {"curl", "wget"} - {tool}:
+        machine.shim(other, 'echo "$*" >>"$HOME/asked"; exit 60')
     machine.say(["bash", "-c", "echo step 100"])
     assert machine.boot().wait(60) == 0
-    assert "python=3.12" in (machine.root / "conda-calls").read_text()
     assert node_job.done()["result"] == "completed"
+    asked = machine.root / "asked"
+    assert "canary-signature" not in (asked.read_text() if asked.exists() else "")
+
+
+def test_a_glibc_below_the_floor_ends_the_machine_at_once_with_one_line(machine, node_job):
+    """Nothing runs that could tell the controller, so the script itself leaves the last word."""
+    orders = {
+        "runtime": "bundle",
+        "bundle-url": f"{machine.site.url}/never",
+        "bundle-sha256": "0",
+        "bundle-glibc": "2.99",
+    }
+    machine.say(
+        node_job.trainer(), orders={**orders, "end-url": f"{machine.site.url}/heartbeat.json?X=canary-signature"}
+    )
+    assert machine.boot().wait(60) == 75
+    told = json.loads(machine.site.given["/heartbeat.json"])
+    assert told["end"]["exit_code"] == 75
+    assert told["end"]["reason"].startswith("the node's runtime needs glibc 2.99 or newer, and there is 2.")
+    assert told["end"]["reason"] in machine.console()
+    assert "/never" not in machine.site.asked
+    assert machine.shutdowns() == ["-h now"]
+
+
+def test_a_bundle_that_was_tampered_with_is_not_unpacked(machine, node_job, tmp_path):
+    machine.site.files["/runtime.tar.gz"] = b"something else"
+    link = f"{machine.site.url}/runtime.tar.gz"
+    orders = {"runtime": "bundle", "bundle-url": link, "bundle-sha256": "0" * 64, "bundle-glibc": "2.17"}
+    machine.say(node_job.trainer(), orders=orders)
+    assert machine.boot().wait(60) == 75
+    assert "the node's runtime does not match its hash" in machine.console()
+    assert not (machine.directory / "runtime").exists()
+
+
+def docker_calls(machine: Machine) -> list[list[str]]:
+    return [json.loads(line) for line in (machine.root / "docker-calls").read_text().splitlines()]
+
+
+NOTED = """
+python3 -E -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@" >>"$HOME/docker-calls"
+"""
+
+
+def test_mirrors_are_tried_before_the_registry(machine, node_job):
+    pull = 'case "$3" in one.example/*) echo no route >&2; exit 1 ;; esac'
+    machine.shim("docker", f'{NOTED}if [ "$1" = image ]; then exit 1; fi\n{DOCKER.format(pull=pull, run=RUN_IT)}')
+    machine.say(["bash", "-c", "echo step 100"], image="r/i:t")
+    text = machine.site.files["/bootstrap.json"].replace(
+        b"pull r/i:t\n", b"pull one.example/r/i:t\npull two.example/r/i:t\n"
+    )
+    machine.site.files["/bootstrap.json"] = text
+    assert machine.boot().wait(60) == 0
+    pulled = [call[2] for call in docker_calls(machine) if call[0] == "pull"]
+    assert pulled == ["one.example/r/i:t", "two.example/r/i:t"]
+    (run,) = [call for call in docker_calls(machine) if call[0] == "run"]
+    assert "two.example/r/i:t" in run
+
+
+def test_a_login_reaches_docker_by_its_standard_input_and_is_forgotten(machine, node_job):
+    login = '[ "$1" != login ] || { cat >"$HOME/password"; echo x >"$DOCKER_CONFIG/config.json"; }'
+    machine.shim("docker", f"{NOTED}{login}\n{DOCKER.format(pull='test -f $DOCKER_CONFIG/config.json', run=RUN_IT)}")
+    orders = {"login": "ghcr.io", "login-user": "me", "login-password": "canary password"}
+    machine.say(["bash", "-c", "echo step 100"], image="ghcr.io/r/i:t", orders=orders)
+    assert machine.boot().wait(60) == 0
+    assert (machine.root / "password").read_text() == "canary password"
+    assert ["login", "--username", "me", "--password-stdin", "ghcr.io"] in docker_calls(machine)
+    assert "canary" not in str(docker_calls(machine))
+    assert list(machine.directory.glob("docker.??????")) == []
+    assert (machine.directory / "orders").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_image_comes_out_of_the_store_and_is_not_loaded_twice(machine, node_job):
+    load = '[ "$1" != load ] || { cat >"$HOME/loaded"; echo "Loaded image: r/i:t"; }'
+    machine.shim("docker", f"{NOTED}{load}\n{DOCKER.format(pull='exit 1', run=RUN_IT)}")
+    machine.site.files["/image.tar"] = b"layers" * 100000
+    link = f"{machine.site.url}/image.tar?X-Amz-Signature=canary-signature"
+    machine.say(["bash", "-c", "sleep 2; echo step 100"], image="store://i.tar", orders={"archive": link})
+    machine.boot()
+    machine.until(lambda: "the command runs" in machine.log())
+    machine.pull_the_plug()
+    again = machine.run(["bash", str(machine.directory / "start.sh")])
+    assert again.wait(60) == 0
+    assert (machine.root / "loaded").read_bytes() == b"layers" * 100000
+    assert [call[0] for call in docker_calls(machine)].count("load") == 1
+    assert all("r/i:t" in call for call in docker_calls(machine) if call[0] == "run")
+
+
+@pytest.mark.parametrize("read_only", ["yes", "no"])
+def test_a_container_gets_what_training_needs_and_no_more_than_the_host_has(machine, node_job, read_only):
+    machine.shim("docker", f"{NOTED}{DOCKER.format(pull='true', run=RUN_IT)}")
+    machine.shim("nvidia-smi", "exit 0")
+    machine.say(["bash", "-c", "echo step 100"], image="r/i:t", orders={"read-only": read_only})
+    machine.write()
+    limited = f"ulimit -n 4096; ulimit -l 64; exec bash {machine.root}/user-data"
+    process = machine.run(["bash", "-c", limited])
+    assert process.wait(60) == 0
+    (run,) = [" ".join(call) for call in docker_calls(machine) if call[0] == "run"]
+    assert "--gpus all" in run
+    assert "--restart no" in run
+    assert "--ulimit nofile=4096:4096" in run
+    assert "memlock" not in run
+    assert "--ipc" not in run
+    kb = int(re.search(r"--shm-size (\d+)k ", run)[1])
+    assert 0.4 < kb * 1024 / (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) < 0.6
+    assert ("--read-only --tmpfs /tmp" in run) is (read_only == "yes")
+    if not Path("/dev/infiniband").exists():
+        assert "--env NCCL_IB_DISABLE" in run

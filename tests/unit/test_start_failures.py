@@ -1,0 +1,68 @@
+"""R37: an image that does not start is the image's fault or the driver's, never "no capacity"."""
+
+from __future__ import annotations
+
+import pytest
+
+from provisioner.controller.failures import KnownFailures
+from provisioner.controller.start_failures import driver_failure, no_image
+from provisioner.controller.watch import Patience, Signs, judge
+from provisioner.model import Ending, Gpu, Market, Offer
+from provisioner.node import driver
+
+OFFER = Offer("aws", "us-east-1", "us-east-1a", "g4dn.xlarge", Gpu("T4", 1, 16), Market.SPOT, None)
+NODE_S_OWN = driver.mismatch({"CUDA_VERSION": "12.4.1"}, ask=lambda: "470.256.02")
+
+
+@pytest.mark.parametrize(
+    ("reason", "of_driver", "final"),
+    [
+        (
+            "the image r/i:t cannot be pulled: manifest for r/i:t not found: manifest unknown: manifest unknown",
+            False,
+            True,
+        ),
+        (
+            "the image r/i cannot be pulled: pull access denied for r/i, repository does not exist or may require",
+            False,
+            True,
+        ),
+        ("the image r/i cannot be pulled: Get https://r/v2/: net/http: TLS handshake timeout", False, False),
+        ("the image r/i:t was not pulled within 600 s", False, False),
+        (
+            "the container of r/i:t cannot be started (code 125): unsatisfied condition: cuda>=13.0, please update",
+            True,
+            False,
+        ),
+        ("the container of r/i:t cannot be started (code 127): exec: bash: executable file not found", False, False),
+        (NODE_S_OWN, True, False),
+        ("notice: spot interruption", False, False),
+    ],
+)
+def test_r37_each_reason_blames_the_right_one(reason, of_driver, final):
+    assert (driver_failure(reason) is not None) is of_driver
+    assert no_image(reason) is final
+    beat = {"end": {"reason": reason, "exit_code": 75}}
+    ending = judge(Signs(now=1.0, claimed_at=0.0, heartbeat=beat, heard_at=1.0), Patience(1, 60, 900))
+    assert ending == (Ending.FAILED if final else Ending.STOPPED, reason)
+
+
+def test_r37_another_type_is_tried_where_a_driver_was_too_old(tmp_path):
+    known = KnownFailures(tmp_path, lambda: 1000.0)
+    refused = driver_failure(NODE_S_OWN)
+    assert refused is not None
+    assert "470.256.02" in refused.message
+    assert "12.4" in refused.message
+    known.remember(refused, OFFER, account="1", job="digits")
+    memory = known.memory({"aws": "1"}, "digits", since=900.0)
+    on_demand = Offer(
+        **{name: getattr(OFFER, name) for name in ("cloud", "region", "zone", "instance_type", "gpu")},
+        market=Market.ON_DEMAND,
+        price_per_hour=None,
+    )
+    other = Offer("aws", "us-east-1", "us-east-1a", "g6.xlarge", Gpu("L4", 1, 24), Market.SPOT, None)
+    assert memory.blocks(OFFER, 1001.0)
+    assert memory.blocks(on_demand, 1001.0)
+    assert not memory.blocks(other, 1001.0)
+    # It is this job's image that does not fit: other jobs go there.
+    assert not known.memory({"aws": "1"}, "other", since=900.0).blocks(OFFER, 1001.0)
