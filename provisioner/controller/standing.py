@@ -12,8 +12,9 @@ from provisioner.catalog import SpotPrice, spot_price
 from provisioner.config import Config
 from provisioner.controller.records import Begun, Placement
 from provisioner.controller.report import cost, placement_seconds
+from provisioner.hazard import Seen
 from provisioner.model import Ending, Market, Money
-from provisioner.planner import FailureMemory, Plan, Pool, Seen, Standing, catalog_offers, pool
+from provisioner.planner import FailureMemory, Plan, Pool, Standing, catalog_offers, pool
 
 TAKEN = frozenset({Ending.LOST, Ending.STOPPED})
 """How a spot machine ends that its cloud takes back, with or without a notice."""
@@ -57,5 +58,7 @@ def _seen(past: Sequence[Placement]) -> dict[Pool, Seen]:
     for one in past:
         if one.node.offer.market is Market.SPOT:
             name = pool(one.node.offer)
-            found[name] = found.get(name, Seen()) + Seen(placement_seconds(one) / 3600.0, one.watched.ending in TAKEN)
+            found[name] = found.get(name, Seen()) + life(
+                placement_seconds(one) / 3600.0, lost=one.watched.ending in TAKEN
+            )
     return found

@@ -12,7 +12,7 @@ from provisioner.planner.blocks import Block, blocks
 from provisioner.planner.expected import Expected, Place
 from provisioner.planner.memory import FailureMemory, Remembered, money_json, offer_json
 from provisioner.planner.notes import notes
-from provisioner.planner.pools import Pool, Seen, pool
+from provisioner.planner.pools import Pool, pool
 from provisioner.planner.rank import rank
 from provisioner.planner.ranking import PassedOver, Plan, Ranked
 from provisioner.planner.reasons import account
@@ -29,7 +29,6 @@ __all__ = [
     "Pool",
     "Ranked",
     "Remembered",
-    "Seen",
     "Standing",
     "Terms",
     "Work",

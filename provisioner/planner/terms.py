@@ -8,9 +8,10 @@ from decimal import Decimal
 
 from provisioner.catalog import SpotPrice, geography
 from provisioner.config import Config
+from provisioner.hazard import Seen
 from provisioner.model import Money, Offer, unpickle
 from provisioner.planner.expected import Place
-from provisioner.planner.pools import Pool, Seen
+from provisioner.planner.pools import Pool
 from provisioner.planner.work import ASSUMED_EVERY_S, ASSUMED_HOURS, Work
 
 

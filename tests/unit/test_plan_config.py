@@ -14,7 +14,7 @@ from provisioner.config import ConfigMistakes, parse
 from provisioner.controller.records import Begun, Claimed, Placement, Released, Watched
 from provisioner.controller.standing import beyond_budget, standing
 from provisioner.model import Ending, Gpu, JobRef, Market, Money, Node, Offer
-from provisioner.planner import FailureMemory, Seen, Standing, plan, pool, terms
+from provisioner.planner import FailureMemory, Standing, plan, pool, terms
 
 BASE = """\
 job: {name: a, command: 'true', steps: 100, estimate: {time: 20h, on: l4, speeds: {h100: 7}, checkpoint_gb: 2}}
@@ -72,7 +72,7 @@ def test_a_run_is_planned_from_where_it_stands():
     at = standing(made(), Begun(0.0, 1), past, 6 * 3600)
     assert at.spent == Money(Decimal(5), "USD")  # 3 h at 1 USD, 2 h at 7 CNY
     assert at.done == 0.4
-    assert at.seen == {pool(SPOT): Seen(5.0, 2)}
+    assert at.seen == {pool(SPOT): life(3.0, lost=True) + life(2.0, lost=True)}
     found = terms(made(), standing=at)
     assert found.work.left == pytest.approx(12)
     assert (found.budget_left, found.seconds_left) == (Money(Decimal(15), "USD"), 24 * 3600)

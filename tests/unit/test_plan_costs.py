@@ -9,8 +9,9 @@ import pytest
 
 from provisioner import catalog
 from provisioner.catalog import SpotPrice, geography
+from provisioner.hazard import Seen
 from provisioner.model import Failure, FailureKind, Gpu, Market, Money, Offer, Scope
-from provisioner.planner import Block, FailureMemory, Seen, Terms, Work, pool, rank, speed
+from provisioner.planner import Block, FailureMemory, Terms, Work, pool, rank, speed
 from provisioner.planner.expected import priced, way
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from provisioner.hazard import Seen
 from provisioner.model import Failure, FailureKind, Gpu, Market, Money, Offer, Scope
-from provisioner.planner import Block, FailureMemory, Seen, Terms, Work, pool, rank
+from provisioner.planner import Block, FailureMemory, Terms, Work, pool, rank
 
 ZONES = ("us-east-1a", "us-east-1b", "us-west-2a", "eu-west-1a", "mars-1a")
 GPUS = {"g4dn.xlarge": "T4", "g6.xlarge": "L4", "g6.2xlarge": "L4", "p3.2xlarge": "V100", "unheard.of": "unheard of"}
