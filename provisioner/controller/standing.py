@@ -12,7 +12,7 @@ from provisioner.catalog import SpotPrice, spot_price
 from provisioner.config import Config
 from provisioner.controller.records import Begun, Placement
 from provisioner.controller.report import cost, placement_seconds
-from provisioner.hazard import Seen
+from provisioner.hazard import Seen, life
 from provisioner.model import Ending, Market, Money
 from provisioner.planner import FailureMemory, Plan, Pool, Standing, catalog_offers, pool
 

@@ -13,6 +13,7 @@ from provisioner.catalog import overlay, tables
 from provisioner.config import ConfigMistakes, parse
 from provisioner.controller.records import Begun, Claimed, Placement, Released, Watched
 from provisioner.controller.standing import beyond_budget, standing
+from provisioner.hazard import life
 from provisioner.model import Ending, Gpu, JobRef, Market, Money, Node, Offer
 from provisioner.planner import FailureMemory, Standing, plan, pool, terms
 
