@@ -4,13 +4,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from provisioner.config.names import HttpUrl, SecretName, StoreUri
-from provisioner.config.section import Names, Section, word
-from provisioner.config.values import Duration, Text, duration_text, mistake
+from provisioner.config.section import DurationOrAuto, Names, Section
+from provisioner.config.values import Duration, Text, mistake
 
 
 class _OrUri:
@@ -87,15 +87,11 @@ class CheckpointConfig(Section):
         examples=["https://s3.example.com"],
     )
     region: Text | None = Field(default=None, description="Region of the bucket.", examples=["us-east-1"])
-    every: Annotated[
-        Duration | None,
-        word("auto", None),
-        PlainSerializer(lambda seconds: "auto" if seconds is None else duration_text(seconds), when_used="json"),
-        WithJsonSchema({"type": "string", "pattern": r"^(auto|(\d+d)?(\d+h)?(\d+m)?(\d+(\.\d+)?s)?)$", "minLength": 2}),
-    ] = Field(
+    every: DurationOrAuto = Field(
         default=None,
         description="How often a checkpoint is wanted: the command finds it in `FAILOVER_CHECKPOINT_EVERY_S`, in "
-        "seconds. `auto` leaves it to the command.",
+        "seconds. `auto` reckons it from the cost of a save and the risk of the machine, and writes it into "
+        "`FAILOVER_ADVICE_FILE`.",
         examples=["10m"],
     )
     keep: Annotated[int, Field(ge=1, le=1000)] = Field(default=3, description="Newest checkpoints that are kept.")

@@ -27,7 +27,7 @@ from provisioner.config.names import (
     SecretName,
     TokenUrl,
 )
-from provisioner.config.section import Names, Section, word
+from provisioner.config.section import DurationOrAuto, Names, Section, word
 from provisioner.config.values import Amount, Cuda, Duration, DurationOrZero, Text, matching, mistake
 from provisioner.model import Market
 
@@ -181,6 +181,15 @@ class JobConfig(Section):
         default=None,
         description="The last step. A command that exits with 0 before it was told to stop, and is run again.",
         examples=[100],
+    )
+    stop_signal: Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"] = Field(
+        default="SIGTERM",
+        description="What asks the command for a last checkpoint and its end, when its machine has to go.",
+    )
+    oom_retries: Annotated[int, Field(ge=0, le=10)] = Field(
+        default=3,
+        description="A command that ran out of memory is started again on the same machine, so many times at most, "
+        "each time with half the `FAILOVER_BATCH_SCALE`.",
     )
     estimate: EstimateConfig = Field(default_factory=EstimateConfig, description="How long it is, for the planner.")
 
@@ -453,6 +462,12 @@ class PolicyConfig(Section):
     poll: Duration = Field(default=10.0, description="How often the controller looks.")
     lost_after: Duration = Field(
         default=60.0, description="A machine without a sign of life for this long is taken as lost."
+    )
+    hung_after: DurationOrAuto = Field(
+        default=None,
+        description="A command that makes no step for this long, after its first one, hangs and is replaced. `auto` "
+        "learns it from the steps: 10 minutes or more, an hour or more while something works (docs/node.md).",
+        examples=["30m"],
     )
     boot_timeout: Duration = Field(
         default=900.0, description="A machine must give its first sign of life within this time."

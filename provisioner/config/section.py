@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, WrapValidator
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema, WrapValidator
+
+from provisioner.config.values import Duration, duration_text
 
 T = TypeVar("T")
 Names = Annotated[tuple[T, ...], Field(strict=False)]
@@ -25,3 +27,12 @@ def word(text: str, value: Any) -> WrapValidator:
         return value if given == text else handler(given)
 
     return WrapValidator(validate)
+
+
+DurationOrAuto = Annotated[
+    Duration | None,
+    word("auto", None),
+    PlainSerializer(lambda seconds: "auto" if seconds is None else duration_text(seconds), when_used="json"),
+    WithJsonSchema({"type": "string", "pattern": r"^(auto|(\d+d)?(\d+h)?(\d+m)?(\d+(\.\d+)?s)?)$", "minLength": 2}),
+]
+"""Seconds, more than 0; None, written ``auto``, leaves the time to the program."""

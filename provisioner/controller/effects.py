@@ -172,6 +172,7 @@ class World:
 
     def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Choice]:
         """Order the offers with the planner. Claims from before the question are in its memory, if they still count."""
+        self.launcher.pools = asked.standing.seen if asked.standing else {}
         memory = asked.memory or planner.FailureMemory()
         for claimed in claims:
             if claimed.failure is not None and (asked.memory is None or claimed.at >= asked.at):

@@ -29,6 +29,8 @@ T = TypeVar("T")
 FINAL = frozenset({Ending.COMPLETED, Ending.FAILED, Ending.LIMIT, Ending.TAKEN_DOWN})
 TAKEN_DOWN = "taken down"
 MOST_FRUITLESS = 3
+HUNG = "hung"
+"""What a node calls the end of a command that made no step any more."""
 HOPELESS = frozenset({FailureKind.UNAUTHORIZED, FailureKind.INVALID})
 """Refusals that waiting does not change: when there are no others, the job ends."""
 
@@ -147,6 +149,8 @@ class Flow:
                 return watched.ending, watched.reason
             if self._fruitless() >= MOST_FRUITLESS:
                 return Ending.FAILED, f"{MOST_FRUITLESS} machines in a row trained no step: {watched.reason}"
+            if self._stuck():
+                return Ending.FAILED, f"{MOST_FRUITLESS} machines in a row hung and got no further: {watched.reason}"
             lost = node.offer
             epoch += 1
 
@@ -158,6 +162,12 @@ class Flow:
                 break
             count += 1
         return count
+
+    def _stuck(self) -> bool:
+        """Say whether the last machines all hung, and none got further than the first of them."""
+        last = [placement.watched for placement in self.placements[-MOST_FRUITLESS:]]
+        steps = [watched.last_step or 0 for watched in last]
+        return len(last) == MOST_FRUITLESS and all(one.cause == HUNG for one in last) and max(steps) <= steps[0]
 
     def _acquire(self, begun: Begun, epoch: int, lost: Offer | None, published: Published) -> tuple[Claimed, Node]:
         """Try the primary, then the fallbacks, round after round. Raises Stopped when nothing is to be had."""

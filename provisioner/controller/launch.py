@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from provisioner import assets
@@ -21,7 +22,9 @@ from provisioner.controller.runtime import runtime_wheels
 from provisioner.controller.runtime_bundle import Bundle
 from provisioner.controller.stores import nearest_first, stores
 from provisioner.errors import ConfigError, FailoverError, Unreachable
-from provisioner.model import JobRef, Launch, Offer, claim_token, tags
+from provisioner.hazard import Seen
+from provisioner.model import JobRef, Launch, Market, Offer, claim_token, tags
+from provisioner.planner.pools import Pool, pool
 from provisioner.terraform import render
 
 LINK_FRESH_S = 3600.0
@@ -73,6 +76,8 @@ class Launcher:
         self.directory = directory
         self.store = store
         self.environ = environ
+        self.pools: Mapping[Pool, Seen] = {}
+        """What was seen of spot pools, for the node's checkpoint interval."""
 
     def write_spec(self) -> None:
         """Write what runs, without secrets."""
@@ -180,6 +185,10 @@ class Launcher:
             },
             "ttl_s": self.config.policy.ttl,
             "heartbeat_s": self.config.policy.heartbeat,
+            "hung_after_s": self.config.policy.hung_after,
+            "oom_retries": job.oom_retries,
+            "stop_signal": job.stop_signal,
+            "pool": asdict(self.pools.get(pool(offer), Seen())) if offer.market is Market.SPOT else None,
         }
 
     def _orders(self, offer: Offer, epoch: int, published: Published) -> list[tuple[str, str]]:

@@ -147,6 +147,12 @@ class Watched:
     """What this machine sent to each replica."""
     restored_from: Transfer | None = None
     """Where its checkpoint came from."""
+    cause: str = ""
+    """The node's own word for what ended it (docs/node.md); empty where it had none."""
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        """Read a pickle, also one of an earlier version."""
+        unpickle(self, state)
 
 
 @dataclass(frozen=True, slots=True)

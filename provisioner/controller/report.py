@@ -108,6 +108,7 @@ def _placement(placement: Placement) -> dict[str, object]:
         "attempts": [_attempt(claimed) for claimed in placement.claims],
         "ended": str(watched.ending),
         "reason": watched.reason,
+        "cause": watched.cause,
         "restored_step": watched.restored_step,
         "restored_from": traffic.as_json(watched.restored_from) if watched.restored_from else None,
         "last_step": watched.last_step,

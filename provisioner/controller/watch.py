@@ -149,6 +149,8 @@ class Watch:
     @staticmethod
     def _watched(signs: Signs, ending: Ending, reason: str) -> Watched:
         beat, done = signs.heartbeat or {}, signs.done or {}
+        end = beat.get("end")
+        cause = done.get("cause") or (end.get("cause") if isinstance(end, dict) else "")
         step = done.get("final_step") if done.get("final_step") is not None else beat.get("step")
         return Watched(
             ending=ending,
@@ -159,6 +161,7 @@ class Watch:
             restored_step=_integer(beat.get("restored_step")),
             last_step=_integer(step),
             exit_code=_integer(done.get("exit_code")),
+            cause=str(cause or ""),
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -207,6 +208,42 @@ def test_a_race_goes_through_other_regions_of_the_same_market_only() -> None:
     assert [choice.offer for choice in abreast(home, 3)] == [HOME]
     assert [choice.offer for choice in abreast([Choice(first), *home], 3)] == [first]
     assert abreast([], 3) == ()
+
+
+class Stuck(World):
+    """A job whose command hangs on every machine, at these steps; with None it makes no step and is lost."""
+
+    steps: list[int | None]
+
+    def watch(self, claimed: Claimed, node: Node, begun: Begun, past: tuple) -> Watched:
+        at, step = self._tick(), self.steps[len(past)] if len(past) < len(self.steps) else 100
+        if len(past) == len(self.steps):
+            return Watched(Ending.COMPLETED, "", at, at, at, 0, step)
+        ending, cause = (Ending.LOST, "") if step is None else (Ending.STOPPED, "hung")
+        return Watched(ending, "hung: no step", at, at, at, 0, step or 60, cause=cause)
+
+
+@pytest.mark.parametrize(
+    ("steps", "placements", "result"),
+    [
+        ([40, 40, 40, 40], 3, "failed"),
+        ([40, 39, 40, 80], 3, "failed"),
+        ([40, 80, 80, 80], 4, "failed"),
+        ([40, 80, 120, 160], 5, "completed"),
+        ([40, 40, None, 40], 5, "completed"),
+    ],
+    ids=["at the same step", "no further", "further once", "further each time", "lost between"],
+)
+def test_a_job_that_hangs_wherever_it_runs_costs_three_machines_and_no_more(
+    steps: list[int | None], placements: int, result: str
+) -> None:
+    world = Stuck(home=[True], refusals={}, endings=[])
+    world.steps = steps
+    report = run(world, Recorder())
+    assert (report["result"], len(report["placements"])) == (result, placements)
+    assert {placement["cause"] for placement in report["placements"]} <= {"hung", ""}
+    if result == "failed":
+        assert report["reason"] == "3 machines in a row hung and got no further: hung: no step"
 
 
 def test_the_first_scene_of_the_mission() -> None:

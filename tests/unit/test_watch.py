@@ -26,7 +26,7 @@ BEATING = Signs(now=1000, claimed_at=0, state=NodeState.RUNNING, heartbeat={"ste
         ({"done": {"result": "completed"}, "stop": "taken down"}, Ending.COMPLETED),
         ({"stop": "taken down"}, Ending.TAKEN_DOWN),
         ({"stop": "budget of 20 USD reached"}, Ending.LIMIT),
-        ({"heartbeat": {"end": {"reason": "spot notice", "exit_code": 75}}}, Ending.STOPPED),
+        ({"heartbeat": {"end": {"reason": "spot notice", "exit_code": 75, "cause": "notice"}}}, Ending.STOPPED),
         ({"state": NodeState.GONE}, Ending.LOST),
         ({"state": NodeState.STOPPED}, Ending.LOST),
         ({"state": NodeState.GONE, "heartbeat": None, "heard_at": None}, Ending.NEVER_STARTED),
@@ -128,3 +128,19 @@ def test_the_figures_of_a_short_job_come_from_its_last_heartbeat() -> None:
     clock = iter(range(10, 1000))
     watched = Watch(script, PATIENCE, lambda: next(clock), lambda _: None).until_end(NODE)
     assert (watched.restored_step, watched.last_step, watched.first_step_at) == (20, 30, 12.0)
+
+
+@pytest.mark.parametrize(
+    ("done", "end", "cause"),
+    [
+        ({"result": "failed", "cause": "user_error"}, {"cause": "user_error"}, "user_error"),
+        (None, {"reason": "hung: no step", "cause": "hung"}, "hung"),
+        (None, {"reason": "of an older node"}, ""),
+    ],
+)
+def test_the_nodes_word_for_the_cause_is_kept(
+    done: dict[str, object] | None, end: dict[str, object], cause: str
+) -> None:
+    script = Script([(NodeState.RUNNING, (done, {"seq": 1, "time": 10.0, "end": end}))])
+    clock = iter(range(10, 1000))
+    assert Watch(script, PATIENCE, lambda: next(clock), lambda _: None).until_end(NODE).cause == cause
