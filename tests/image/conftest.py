@@ -98,7 +98,18 @@ class Job:
         self.server = server
         self.root = root
         self.store: Store = server.store("jobs").at(self.ref.name)
+        self.uri = server.uri("jobs")
         self._run = run
+
+    def access(self) -> dict[str, Any]:
+        """Return what a node is told of the store."""
+        assert self.server.credentials is not None
+        return {
+            "uri": self.uri,
+            "endpoint": self.server.endpoint,
+            "region": servers.REGION,
+            "credentials": self.server.credentials.as_json(),
+        }
 
     def start(
         self,
@@ -117,12 +128,7 @@ class Job:
             "job": {"name": self.ref.name, "uid": self.ref.uid},
             "epoch": epoch,
             "token": f"token-of-{epoch}-{self.ref.name}",
-            "store": {
-                "uri": self.server.uri("jobs"),
-                "endpoint": self.server.endpoint,
-                "region": servers.REGION,
-                "credentials": self.server.credentials.as_json() if self.server.credentials else None,
-            },
+            "store": self.access(),
             "command": command,
             "ttl_s": 600,
             "heartbeat_s": 1,

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+from provisioner.controller import runtime
+from tests.image.conftest import Container, docker
+from tests.start_machines import DEPENDENCIES, Machine, installed_wheel
 
 TRAIN = "exec python /opt/training/train_digits.py"
 HARDENED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
@@ -14,7 +20,7 @@ def test_r12_c_a_stopped_container_comes_again_and_the_next_one_ends_with_the_sa
     first.until(lambda: job.step(1) >= 15)
     assert first.stop() == 75
     beat = job.heartbeat(1)
-    assert beat["end"] == {"reason": "signal SIGTERM", "exit_code": 75}
+    assert (beat["end"]["reason"], beat["end"]["exit_code"]) == ("signal SIGTERM", 75)
     assert beat["last_commit"]["step"] == beat["step"]
     assert job.done() is None
 
@@ -76,12 +82,7 @@ def test_health_follows_the_nodes_sign_of_life(job):
 
 
 def test_a_bucket_that_is_not_there_is_one_clear_line(job):
-    where = {
-        "uri": "s3://no-such-bucket/jobs",
-        "endpoint": job.server.endpoint,
-        "region": "us-east-1",
-        "credentials": job.server.credentials.as_json(),
-    }
+    where = job.access() | {"uri": "s3://no-such-bucket/jobs"}
     container = job.start(1, "true", store=where)
     assert container.wait() == 5, container.output()
     lines = [line for line in container.output().splitlines() if "no-such-bucket" in line]
@@ -94,3 +95,38 @@ def test_a_container_without_a_bootstrap_file_says_what_is_missing(run, options)
     container = run(*options)
     assert container.wait() == 2
     assert container.output() == "/run/failover/bootstrap.json: no such file. the start script writes it\n"
+
+
+@pytest.fixture
+def machine(job, tmp_path, tmp_path_factory):
+    wheels = tmp_path_factory.mktemp("wheels")
+    files = [
+        *(installed_wheel(name, wheels) for name in DEPENDENCIES),
+        runtime._pip(wheels),
+        runtime.build_wheel(wheels),
+    ]
+    made = Machine(tmp_path / "machine", job, files)
+    engine = " ".join(f"{name}={os.environ[name]}" for name in ("DOCKER_HOST",) if name in os.environ)
+    made.shim("docker", f'{engine} exec {os.environ["DOCKER"]} "$@"')
+    yield made
+    docker("rm", "--force", f"failover-{made.directory.name}", check=False)
+    made.close()
+
+
+def test_a_machines_start_script_trains_in_the_image_and_saves_when_the_machine_is_stopped(machine, job):
+    machine.say(
+        f"{TRAIN} --steps 2000 --step-seconds 0.05",
+        image=os.environ["IMAGE_TEST_TRAINING"],
+        steps=2000,
+        store=job.access(),
+    )
+    process = machine.boot()
+    machine.until(lambda: job.step(1) >= 5)
+    container = Container(f"failover-{machine.directory.name}")
+    container.until(lambda: container.inspect("{{.State.Health.Status}}") == "healthy")
+    process.terminate()
+    assert process.wait(60) == 75, machine.console()
+    beat = job.heartbeat(1)
+    assert (beat["end"]["reason"], beat["end"]["exit_code"]) == ("signal SIGTERM", 75)
+    assert beat["last_commit"]["step"] == beat["step"]
+    assert machine.shutdowns() == ["-h now"]
