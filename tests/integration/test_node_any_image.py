@@ -1,0 +1,235 @@
+"""Machines of any image: trees without Python, with one that is too old, and with an old glibc, entered by chroot."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from provisioner.checkpoint import layout
+from provisioner.controller import runtime, runtime_bundle
+from provisioner.controller.runtime_bundle import Bundle
+from tests.start_machines import DEPENDENCIES, Machine, installed_wheel
+
+pytestmark = pytest.mark.slow
+
+TOOLS = (
+    *(
+        "bash",
+        "sh",
+        "awk",
+        "basename",
+        "cat",
+        "chmod",
+        "cp",
+        "cut",
+        "date",
+        "dirname",
+        "env",
+        "getconf",
+        "grep",
+        "gzip",
+    ),
+    *("head", "id", "ls", "mkdir", "mktemp", "mv", "printf", "rm", "sed", "sha256sum", "sleep", "sort", "tail", "tar"),
+    *("tr", "uname"),
+)
+TRAINER = """
+step=0; [ "$FAILOVER_RESTORED" = 0 ] || step=$(cat "$FAILOVER_RESTORE_PATH"/*/step)
+while [ $step -lt 20 ]; do
+  step=$((step + 1)); mkdir "$FAILOVER_CHECKPOINT_DIR/.s"; echo $step >"$FAILOVER_CHECKPOINT_DIR/.s/step"
+  mv "$FAILOVER_CHECKPOINT_DIR/.s" "$FAILOVER_CHECKPOINT_DIR/step-$step"; echo "step $step"; sleep 0.05
+done
+echo "libraries: ${LD_LIBRARY_PATH-none}"
+"""
+
+
+def may_enter_trees() -> str:
+    """Return why trees cannot be entered here; empty where they can."""
+    if os.geteuid() != 0:
+        return "chroot needs root"
+    missing = [name for name in ("unshare", "chroot", "mount", "ldd") if shutil.which(name) is None]
+    if missing:
+        return f"{', '.join(missing)} is not installed"
+    done = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    return "" if done.returncode == 0 else "a mount namespace is not allowed here"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _root_only() -> None:
+    if reason := may_enter_trees():
+        pytest.skip(reason)
+
+
+def put(tree: Path, path: Path, name: str = "") -> None:
+    """Copy a program of this machine into a tree, with the libraries that it needs."""
+    said = subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
+    libraries = re.findall(r"(?:=> |^\s+)(/\S+) \(0x", said, re.MULTILINE)
+    for source, target in [(str(path), name or f"/usr/bin/{path.name}"), *((one, one) for one in libraries)]:
+        place = tree / target.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not place.exists():
+            shutil.copy(source, place)
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree with a shell and the common tools of this machine: no Python, nothing that fetches."""
+    tree = tmp_path_factory.mktemp("bare")
+    for folder in ("usr/bin", "usr/lib", "usr/lib64", "usr/sbin", "dev", "proc", "tmp", "etc"):
+        (tree / folder).mkdir(parents=True)
+    for link in ("bin", "lib", "lib64", "sbin"):
+        (tree / link).symlink_to(f"usr/{link}")
+    for tool in TOOLS:
+        if found := shutil.which(tool, path="/usr/bin:/bin"):
+            put(tree, Path(found), f"/usr/bin/{tool}")
+    for name in (
+        "libgcc_s",
+        "libpthread",
+        "libdl",
+        "librt",
+        "libm",
+        "libutil",
+        "libresolv",
+    ):  # glibc's packages bring them
+        for library in Path("/usr/lib").glob(f"*-linux-gnu/{name}.so.[0-9]"):
+            put(tree, library, str(library))
+    power = tree / "usr/sbin/shutdown"
+    power.write_text('#!/bin/bash\necho "$@" >>"$HOME/shutdowns"\n')
+    power.chmod(0o755)
+    return tree
+
+
+@pytest.fixture(scope="session")
+def old_glibc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Debian 11: glibc 2.31, as Ubuntu 20.04, and Python 3.9."""
+    sources = Path("/etc/apt/sources.list.d/debian.sources")
+    if shutil.which("mmdebstrap") is None or not sources.exists():
+        pytest.skip("mmdebstrap on Debian is needed to make a Debian 11")
+    mirror = re.findall(r"^URIs: *(\S+)", sources.read_text(), re.MULTILINE)[0]
+    tree = tmp_path_factory.mktemp("old") / "tree"
+    command = ["mmdebstrap", "--quiet", "--variant=essential", "--include=python3-minimal,wget"]
+    command += ["--aptopt=Acquire::Check-Valid-Until false", "--dpkgopt=path-exclude=/usr/share/doc/*", "bullseye"]
+    done = subprocess.run([*command, tree, mirror], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip("the packages of Debian 11 cannot be had here")
+    power = tree / "usr/local/sbin/shutdown"
+    power.write_text('#!/bin/bash\necho "$@" >>"$HOME/shutdowns"\n')
+    power.chmod(0o755)
+    return tree
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    directory = tmp_path_factory.mktemp("bundle")
+    wheels = [*(installed_wheel(name, directory) for name in DEPENDENCIES), runtime.build_wheel(directory)]
+    here = runtime_bundle._described(Path(sys.executable), "this installation", subprocess.run)
+    return runtime_bundle.assemble(directory, here, runtime_bundle.fitting(wheels, here.minor))
+
+
+class Tree(Machine):
+    """A machine whose root is a tree that it cannot write to; its own directory and the store are mounted in it."""
+
+    tree: Path
+
+    def run(self, command: list[str]) -> subprocess.Popen[bytes]:
+        mounts = [f"mount --bind '{self.tree}' '{self.tree}'"]
+        for path in (self.root, self.job.root, Path("/dev"), Path("/proc")):
+            place = self.tree / str(path).lstrip("/")
+            place.mkdir(parents=True, exist_ok=True)
+            mounts.append(f"mount --rbind '{path}' '{place}'")
+        mounts.append(f"mount -o remount,bind,ro '{self.tree}'")
+        enter = " && ".join([*mounts, f"""exec {shutil.which("chroot")} '{self.tree}' "$@" """])
+        return super().run(["unshare", "--mount", "--propagation", "private", "sh", "-c", enter, "sh", *command])
+
+
+@pytest.fixture
+def machine(tmp_path, node_job) -> Iterator[Tree]:
+    made = Tree(tmp_path / "machine", node_job, [])
+    made.bin.joinpath("shutdown").unlink()
+    yield made
+    made.close()
+
+
+def copy_of(tree: Path, where: Path) -> Path:
+    return Path(shutil.copytree(tree, where, symlinks=True))
+
+
+def trains_to_the_end(machine, node_job):
+    assert machine.boot().wait(60) == 0, machine.console()
+    assert node_job.done() == node_job.done() | {"result": "completed", "final_step": 20}
+    assert machine.shutdowns() == ["-h now"]
+    assert "libraries: none" in machine.log(), "what the bundle brings is for the node alone"
+    assert set(machine.site.asked) == {"/bootstrap.json", "/runtime.tar.gz"}
+    assert machine.until(lambda: not machine.mine())
+
+
+@pytest.mark.parametrize("tool", ["curl", "wget"])
+def test_an_image_without_python_trains(bare, machine, node_job, bundle, tmp_path, tool):
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed here")
+    machine.tree = copy_of(bare, tmp_path / "tree")
+    put(machine.tree, Path(shutil.which(tool) or ""))
+    machine.say(["bash", "-c", TRAINER], steps=20, orders=machine.bring(bundle))
+    trains_to_the_end(machine, node_job)
+
+
+def old_python(tree: Path) -> str:
+    """Put a Python of this machine that is too old into a tree, and return its version."""
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    places = [*os.environ.get("PATH", "").split(":"), *map(str, Path(home).glob(".pyenv/versions/3.*/bin"))]
+    names = [shutil.which(f"python3.{minor}", path=place) for minor in (8, 9, 10, 7, 6) for place in places]
+    for found in filter(None, names):
+        try:
+            old = runtime_bundle._described(Path(found), "test", subprocess.run)
+        except Exception:  # noqa: BLE001, S112 - a wrapper that leads nowhere
+            continue
+        for name, path in runtime_bundle._interpreter_files(old):
+            place = tree / "usr" / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, place)
+        libraries = next((tree / "usr/lib").glob("*-linux-gnu"))
+        for library in (tree / "usr/lib").glob("*.so*"):
+            library.rename(libraries / library.name)
+        (tree / "usr/bin/python3").symlink_to(f"python{old.minor}")
+        return old.version
+    return ""
+
+
+def test_an_old_python_fetches_and_the_bundle_trains(bare, machine, node_job, bundle, tmp_path):
+    """Neither curl nor wget: as on AutoDL's stock images, where python3 is 3.8."""
+    machine.tree = copy_of(bare, tmp_path / "tree")
+    if not old_python(machine.tree):
+        pytest.skip("there is no Python older than 3.11 on this machine")
+    machine.say(["bash", "-c", TRAINER], steps=20, orders=machine.bring(bundle))
+    trains_to_the_end(machine, node_job)
+
+
+def test_an_image_with_nothing_that_fetches_ends_itself(bare, machine, node_job, tmp_path):
+    machine.tree = copy_of(bare, tmp_path / "tree")
+    machine.say(["bash", "-c", TRAINER], steps=20)
+    assert machine.boot().wait(60) == 75
+    assert "there is neither curl, wget nor Python here" in machine.console()
+    assert machine.shutdowns() == ["-h now"]
+
+
+def test_a_glibc_below_the_floor_is_named_and_nothing_is_fetched(old_glibc, machine, node_job, bundle):
+    if bundle.manifest.floor <= (2, 31):
+        pytest.skip(f"this Python starts on glibc {bundle.manifest.glibc} already")
+    machine.tree = old_glibc
+    link = f"{machine.site.url}/heartbeat.json"
+    machine.say(["bash", "-c", TRAINER], steps=20, orders={**machine.bring(bundle), "end-url": link})
+    assert machine.boot().wait(60) == 75
+    line = f"the node's runtime needs glibc {bundle.manifest.glibc} or newer, and there is 2.31 here"
+    assert json.loads(machine.site.given["/heartbeat.json"])["end"] == {"reason": line, "exit_code": 75}
+    assert machine.console().splitlines() == [f"failover: {line}"]
+    assert machine.site.asked == ["/bootstrap.json"]
+    assert machine.shutdowns() == ["-h now"]
+    assert node_job.store.get(layout.owner(1)) is None
