@@ -24,7 +24,7 @@ find_client() {
       return 0
     fi
   done
-  reason='no Docker with BuildKit on this machine. On Debian: apt-get install --no-install-recommends docker.io'
+  reason='no Docker with BuildKit on this machine. On Debian: apt-get install --no-install-recommends docker.io; elsewhere: its buildx plug-in'
   return 1
 }
 
