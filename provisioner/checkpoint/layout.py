@@ -17,6 +17,7 @@ RUNTIME = "runtime"
 WORKDIR = "workdir"
 
 _MANIFEST = re.compile(r"checkpoints/([0-9]{12})-([0-9]{6})\.json")
+_LOG_PART = re.compile(r"/log/([0-9]{6,12})\.txt\.zst$")
 _PACK = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}")
 _STEP = re.compile(r"(\d{1,12})(?:\.[A-Za-z][A-Za-z0-9]*)*")
 _UNFINISHED = (".tmp", ".part", ".partial")
@@ -60,6 +61,12 @@ def logs(epoch: int) -> str:
 def log_part(epoch: int, number: int) -> str:
     """Return the key of one part of an epoch's log."""
     return f"{logs(epoch)}/{number:06d}.txt.zst"
+
+
+def log_number(key: str) -> int | None:
+    """Read the number back from the key of a part of a log; None for a key that is none."""
+    match = _LOG_PART.search(key)
+    return int(match[1]) if match else None
 
 
 def last_lines(epoch: int) -> str:

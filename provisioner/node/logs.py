@@ -1,15 +1,20 @@
 """The command's output: a local file, the last lines in memory, and compressed parts in the store.
 
-Nothing here raises for a full disk or a store that is away, and nothing makes the command wait.
+Nothing here raises for a full disk or a store that is away, and nothing makes the command wait: output beyond a rate is
+counted instead of kept, and a line says so.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
+import select
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,9 +26,21 @@ from provisioner.errors import FailoverError
 
 LAST_LINES = 20
 LONGEST_LINE = 64 * 1024
+LINES_A_SECOND, BYTES_A_SECOND = 1000, 256 * 1024
+MOST_LINES, MOST_BYTES = 20_000, 8 * 1024 * 1024
+"""What may come at once after a quiet time."""
 BUFFER_BYTES = 16 * 1024 * 1024
+LINE_COST = 64
+"""What a line in memory takes beside its bytes."""
 PART_BYTES = 4 * 1024 * 1024
 LOCAL_BYTES = 64 * 1024 * 1024
+_PIPE_BYTES = 1024 * 1024
+_PAUSE_S = 1.0
+_STEP_EVERY_S = 0.1
+_STEP = re.compile(rb"\bstep[ =:]+\d", re.IGNORECASE)
+_NEAR = 1024
+_NO_SECRET = 4096
+"""So much before a cut is left out where no blank ends a word: a secret must not show its first half."""
 
 
 class Log:
@@ -56,6 +73,8 @@ class Log:
         self._local: BinaryIO | None = None
         self._local_bytes = 0
         self._number: int | None = None
+        self._part: bytes | None = None
+        """Compressed, and not in the store yet. It stays as it is: a try whose answer was lost may have stored it."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
 
@@ -84,6 +103,7 @@ class Log:
         with self._lock:
             self._buffer.clear()
             self._buffered = self._dropped = 0
+            self._part = None
         self._closing.set()
 
     def keep_last_lines(self) -> None:
@@ -95,9 +115,9 @@ class Log:
         with self._lock:
             self.last.append(line[:-1])
             self._buffer.append(line)
-            self._buffered += len(line)
+            self._buffered += len(line) + LINE_COST
             while self._buffered > BUFFER_BYTES:  # the store has been away for long: the newest lines matter most
-                self._buffered -= len(self._buffer.popleft())
+                self._buffered -= len(self._buffer.popleft()) + LINE_COST
                 self._dropped += 1
             self._write_local(line)
 
@@ -124,50 +144,186 @@ class Log:
                 self._local.close()
 
     def _upload(self) -> None:
-        while part := self._part():
+        while (part := self._next_part()) is not None:
             try:
                 if self._number is None:  # a node that was restarted goes on after its last part
-                    self._number = len(self._store.objects(layout.logs(self._epoch)))
+                    listed = self._store.objects(layout.logs(self._epoch))
+                    numbers = [layout.log_number(stored.key) for stored in listed]
+                    self._number = max((number for number in numbers if number is not None), default=-1) + 1
                 key = layout.log_part(self._epoch, self._number)
-                self._store.put(key, zstandard.ZstdCompressor(level=3).compress(b"".join(part)))
+                self._store.put(key, part)
             except FailoverError:
-                self._give_back(part)
                 return
+            self._part = None
             self._number += 1
             self.last_key = key
 
-    def _part(self) -> list[bytes]:
-        part: list[bytes] = []
+    def _next_part(self) -> bytes | None:
+        with self._lock:
+            if self._part is None and (self._buffer or self._dropped):
+                self._part = zstandard.ZstdCompressor(level=3).compress(b"".join(self._lines()))
+            return self._part
+
+    def _lines(self) -> Iterator[bytes]:
+        if self._dropped:
+            yield f"[failover] {self._dropped} lines are missing here: the store was away for too long\n".encode()
+            self._dropped = 0
         size = 0
-        with self._lock:
-            if self._dropped:
-                part.append(f"[failover] {self._dropped} lines are missing here\n".encode())
-                self._dropped = 0
-            while self._buffer and size < PART_BYTES:
-                part.append(self._buffer.popleft())
-                size += len(part[-1])
-                self._buffered -= len(part[-1])
-        return part
-
-    def _give_back(self, part: list[bytes]) -> None:
-        with self._lock:
-            self._buffer.extendleft(reversed(part))
-            self._buffered += sum(map(len, part))
+        while self._buffer and size < PART_BYTES:
+            line = self._buffer.popleft()
+            self._buffered -= len(line) + LINE_COST
+            size += len(line)
+            yield line
 
 
-def split(descriptor: int, take: Callable[[bytes], None]) -> None:
-    """Read a pipe to its end and hand over its lines. A carriage return ends a line too: progress bars write it."""
-    rest = b""
-    while data := _read(descriptor):
-        *lines, rest = (rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        for line in lines:
-            if line:
-                take(line[:LONGEST_LINE])
-        if len(rest) > LONGEST_LINE:
-            take(rest[:LONGEST_LINE])
-            rest = b""
-    if rest:
-        take(rest)
+class Quota:
+    """How much output is kept: a rate, and what has been saved up in a quiet time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin with all that may come at once. ``clock`` gives seconds."""
+        self.clock = clock
+        self._lines, self._bytes = float(MOST_LINES), float(MOST_BYTES)
+        self._at = clock()
+
+    def fill(self) -> None:
+        """Add what the time since the last call brings."""
+        now = self.clock()
+        passed, self._at = now - self._at, now
+        self._lines = min(MOST_LINES, self._lines + passed * LINES_A_SECOND)
+        self._bytes = min(MOST_BYTES, self._bytes + passed * BYTES_A_SECOND)
+
+    def take(self, size: int) -> bool:
+        """Take one line of ``size`` bytes; False: no more for now."""
+        if self._lines < 1 or self._bytes < size:
+            return False
+        self._lines -= 1
+        self._bytes -= size
+        return True
+
+
+class _Splitter:
+    """Makes lines of blocks. While the quota is used up, blocks are only counted, and looked through for steps."""
+
+    def __init__(self, take: Callable[[bytes], None], quota: Quota) -> None:
+        self._take = take
+        self._quota = quota
+        self._rest = b""
+        self._cut = 0
+        self._left_lines = self._left_bytes = 0
+        self._since: float | None = None
+        self._step = b""
+        self._step_at = float("-inf")
+
+    @property
+    def leaving_out(self) -> bool:
+        """Whether lines are left out just now."""
+        return self._since is not None
+
+    def feed(self, data: bytes) -> None:
+        self._quota.fill()
+        self.settle()
+        block = self._rest + data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        whole, end, self._rest = block.rpartition(b"\n")
+        if end:
+            self._lines(whole)
+        if len(self._rest) > LONGEST_LINE:  # what is beyond is counted, and told at the line's end
+            kept = self._rest[:LONGEST_LINE]
+            self._cut += len(self._rest) - len(kept)
+            self._rest = kept
+
+    def settle(self, *, at_once: bool = False) -> None:
+        """Tell what was left out, when that has lasted a while."""
+        if self._since is None or (not at_once and self._quota.clock() < self._since + _PAUSE_S):
+            self._tell_step()
+            return
+        self._tell_step(at_once=True)
+        self._take(
+            f"[failover] {self._left_lines} lines ({self._left_bytes / 2**20:.1f} MiB) are left out here: "
+            f"more than {LINES_A_SECOND} lines or {BYTES_A_SECOND // 1024} KiB a second".encode()
+        )
+        self._since = None
+        self._left_lines = self._left_bytes = 0
+
+    def end(self) -> None:
+        if self._rest:
+            self._lines(self._rest)
+        self.settle(at_once=True)
+
+    def _lines(self, text: bytes) -> None:
+        """Take whole lines; the first may be the end of one that was cut."""
+        if self._cut:
+            first, more, text = text.partition(b"\n")
+            self._one(_shortened(first[:LONGEST_LINE], self._cut + len(first) - LONGEST_LINE))
+            self._cut = 0
+            if not more:
+                return
+        if self._since is None:
+            lines = text.split(b"\n")
+            for number, line in enumerate(lines):
+                if not self._one(line):
+                    text = b"\n".join(lines[number + 1 :])
+                    break
+            else:
+                return
+        self._leave_out(text)
+
+    def _one(self, line: bytes) -> bool:
+        """Take a line, or leave it out; False from the first one on that is left out."""
+        if len(line) > LONGEST_LINE:
+            line = _shortened(line[:LONGEST_LINE], len(line) - LONGEST_LINE)
+        if line and self._since is None and self._quota.take(len(line)):
+            self._take(line)
+        elif line:
+            self._leave_out(line)
+        return self._since is None
+
+    def _leave_out(self, text: bytes) -> None:
+        if not text:
+            return
+        if self._since is None:
+            self._since = self._quota.clock()
+        self._left_lines += text.count(b"\n") + 1
+        self._left_bytes += len(text)
+        found = text.lower().rfind(b"step")
+        near = text[max(0, found - _NEAR) : found + _NEAR] if found >= 0 else b""
+        for match in _STEP.finditer(near):
+            begin, end = near.rfind(b"\n", 0, match.start()) + 1, near.find(b"\n", match.start())
+            self._step = near[begin : end if end >= 0 else len(near)]
+
+    def _tell_step(self, *, at_once: bool = False) -> None:
+        """Let the newest line with a step through, so that training which prints too much is not taken for hung."""
+        now = self._quota.clock()
+        if self._step and (at_once or now >= self._step_at + _STEP_EVERY_S):
+            self._take(self._step)
+            self._step, self._step_at = b"", now
+
+
+def split(descriptor: int, take: Callable[[bytes], None], quota: Quota | None = None) -> None:
+    """Read a pipe to its end and hand over its lines. A carriage return ends a line too: progress bars write it.
+
+    A line is at most 64 KiB long. Of what comes faster than the quota allows only the newest lines that name a step are
+    handed over, and a line that counts the rest.
+    """
+    with contextlib.suppress(OSError):  # the command need not wait for us so soon
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    splitter = _Splitter(take, quota or Quota())
+    ready = select.poll()
+    ready.register(descriptor)
+    while True:
+        if splitter.leaving_out and not ready.poll(_PAUSE_S * 1000):  # it has gone quiet
+            splitter.settle(at_once=True)
+        data = _read(descriptor)
+        if not data:
+            break
+        splitter.feed(data)
+    splitter.end()
+
+
+def _shortened(line: bytes, missing: int) -> bytes:
+    """Return the beginning of a line that is too long, without the word that the cut goes through."""
+    blank = max(line.rfind(b" ", -_NO_SECRET), line.rfind(b"\t", -_NO_SECRET))
+    kept = line[:blank] if blank >= 0 else line[:-_NO_SECRET]
+    return kept + b" [failover: %d more bytes are left out]" % (missing + len(line) - len(kept))
 
 
 def _read(descriptor: int) -> bytes:
