@@ -62,17 +62,28 @@ class Job:
         self.until(lambda: (self.heartbeat(epoch).get("step") or 0) >= step)
 
 
+def trainer_with_slow_saves(node_job: Any, *, steps: int, every: int) -> list[str]:
+    """Return a trainer whose saves take three seconds: long enough to be hit by a preemption."""
+    command = node_job.trainer(steps=steps, every=every, pause=0.05)
+    script = node_job.root / "slow_saves.py"
+    rename = "    draft.rename(final)"
+    pause = '    print("in the middle of a save", flush=True)\n    time.sleep(3)\n'
+    text = (node_job.root / "train.py").read_text()
+    assert rename in text
+    script.write_text(text.replace(rename, pause + rename))
+    return [str(script) if word.endswith("train.py") else word for word in command]
+
+
 def test_r31_a_job_that_is_preempted_three_times_ends_as_one_that_was_left_alone(tmp_path, node_job):
     with slurm_cluster.cluster(tmp_path / "slurm") as slurm:
-        job = Job(slurm, node_job, node_job.trainer(steps=200, pause=0.05), 200)
+        job = Job(slurm, node_job, trainer_with_slow_saves(node_job, steps=200, every=50), 200)
         slurm.until_state(job.id, "RUNNING")
         slurm.preempt(job.id)  # in its first second
-        slurm.until_state(job.id, "RUNNING")
-        job.until_output("committed")
+        job.until_output("^step 50$")
+        job.until_output("is committed")
         slurm.preempt(job.id)
-        slurm.until_state(job.id, "RUNNING")
-        commits = job.output().count("is committed")
-        job.until(lambda: job.output().count("is committed") > commits)
+        saves = job.output().count("in the middle of a save")
+        job.until(lambda: job.output().count("in the middle of a save") > saves)
         slurm.preempt(job.id)
         assert slurm.until_state(job.id, *slurm_cluster.ENDED) == "COMPLETED", job.output()
         assert slurm.job(job.id)["Restarts"] == "3"
