@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from provisioner.config.document import Document, dotted
@@ -149,7 +150,7 @@ def _is_secret(loc: Loc) -> bool:
 
 def _example(loc: Loc, root: type[BaseModel]) -> str:
     model = _model_at(loc[:-1], root)
-    field = model.model_fields.get(str(loc[-1])) if model else None
+    field = _fields(model).get(str(loc[-1])) if model else None
     if field is None or not field.examples:
         return ""
     value = field.examples[0]
@@ -159,7 +160,12 @@ def _example(loc: Loc, root: type[BaseModel]) -> str:
 
 def _keys(loc: Loc, root: type[BaseModel]) -> list[str]:
     model = _model_at(loc, root)
-    return list(model.model_fields) if model else []
+    return list(_fields(model)) if model else []
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields by the keys that a file has for them."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def _model_at(loc: Loc, root: type[BaseModel]) -> type[BaseModel] | None:
@@ -167,7 +173,7 @@ def _model_at(loc: Loc, root: type[BaseModel]) -> type[BaseModel] | None:
     model: type[BaseModel] | None = root
     for part in loc:
         if isinstance(part, str) and model is not None:
-            field = model.model_fields.get(part)
+            field = _fields(model).get(part)
             model = _section(field.annotation) if field else None
     return model
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from provisioner.config.checkpoint import CheckpointConfig
+from provisioner.config.data import DataConfig
 from provisioner.config.names import (
     AutodlGpu,
     AutodlRegion,
@@ -472,6 +473,12 @@ class PolicyConfig(Section):
     boot_timeout: Duration = Field(
         default=900.0, description="A machine must give its first sign of life within this time."
     )
+    data_cache_gb: Annotated[float, Field(gt=0, le=1000000)] | None = Field(
+        default=None,
+        description="Most that `data` may take on a machine's disk in GB, with what earlier jobs left there: that goes "
+        "first, the least recently used before the rest. null takes what the disk has, less a tenth for checkpoints.",
+        examples=[200],
+    )
 
 
 class Config(Section):
@@ -480,6 +487,7 @@ class Config(Section):
     job: JobConfig = Field(description="What is trained.")
     resources: ResourcesConfig = Field(default_factory=ResourcesConfig, description="What it needs of a machine.")
     checkpoint: CheckpointConfig = Field(description="Where its checkpoints go.")
+    data: Names[DataConfig] = Field(default=(), description="What lies on the disk before the command starts.")
     primary: PrimaryConfig | None = Field(default=None, description="Where it lives when it can.")
     fallback: Annotated[tuple[Annotated[FallbackConfig, BeforeValidator(_empty_block)], ...], Field(min_length=1)] = (
         Field(description="Where it goes otherwise, in this order.")

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from provisioner.config.checkpoint import CheckpointConfig, KeepBestConfig, StoreConfig
+from provisioner.config.data import DataConfig
 from provisioner.config.models import (
     AutodlConfig,
     AwsConfig,
@@ -35,6 +36,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("checkpoint", CheckpointConfig),
     ("checkpoint.keep_best", KeepBestConfig),
     ("checkpoint.replicas[]", StoreConfig),
+    ("data[]", DataConfig),
     ("primary", PrimaryConfig),
     ("primary.autodl", AutodlConfig),
     ("primary.autodl.prepaid", PrepaidConfig),
@@ -106,8 +108,9 @@ def _table(model: type[BaseModel], *, sections: bool = False) -> str:
     schema = model.model_json_schema()
     rows = ["| key | written as | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
-        kind = _kind(schema["properties"][name], schema) if not sections else "section"
-        cells = (f"`{name}`", kind, _default(model, name, field), _meaning(field))
+        key = field.alias or name
+        kind = _kind(schema["properties"][key], schema) if not sections else "section"
+        cells = (f"`{key}`", kind, _default(model, name, field), _meaning(field))
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"
 

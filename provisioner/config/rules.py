@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from provisioner import catalog
+from provisioner.config.data import data_findings
 from provisioner.config.mistakes import Loc
 from provisioner.config.models import AutodlConfig, AwsConfig, Config, GcpConfig
 from provisioner.config.names import is_loopback
@@ -21,6 +22,7 @@ def findings(config: Config, environ: Mapping[str, str], directory: Path) -> Ite
     yield from _image(config, environ)
     yield from _runtime(config, directory)
     yield from store_findings(config.checkpoint, _machines(config, environ), environ)
+    yield from data_findings(config.data, _machines(config, environ), environ)
     yield from _patience(config)
     if config.primary is not None:
         yield from _autodl(config, config.primary.autodl)
