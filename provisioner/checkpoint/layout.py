@@ -45,6 +45,11 @@ def hint(epoch: int) -> str:
     return f"{EPOCHS}/{epoch}/hint.json"
 
 
+def call(epoch: int) -> str:
+    """Return the key of what lets a machine that stands by begin."""
+    return f"{EPOCHS}/{epoch}/call.json"
+
+
 def bootstrap(epoch: int, token: str) -> str:
     """Return the key of what the machine of one claim is told at its start. Holds secrets; short-lived.
 

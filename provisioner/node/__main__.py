@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, stop)
     try:
         code = supervisor.run() if arguments.give_up is None else supervisor.give_up(arguments.give_up)
-        while supervisor.again:
-            supervisor = _supervisor(boot, root, supervisor)
+        while supervisor.next is not None:
+            supervisor = _supervisor(supervisor.next, root, supervisor)
             code = supervisor.run()
         return int(code)
     finally:

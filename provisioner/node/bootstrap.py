@@ -14,6 +14,7 @@ from provisioner.checkpoint.store import Credentials
 from provisioner.errors import ConfigError
 from provisioner.hazard import Seen
 from provisioner.model import JobRef
+from provisioner.node.standby import StandBy
 
 VERSION = 1
 
@@ -60,6 +61,8 @@ class Bootstrap:
     """How often a command that ran out of memory is started again here, with half the batch."""
     stop_signal: Signals = Signals.SIGTERM
     """What asks the command for a last checkpoint and its end."""
+    standby: StandBy | None = None
+    """Set for a machine that is to take over from one that still trains."""
     pool: Seen | None = None
     """What was seen of this spot machine's pool; None: the machine is not taken back."""
 
@@ -124,6 +127,7 @@ def _parsed(raw: Mapping[str, Any]) -> Bootstrap:
         oom_retries=int(raw.get("oom_retries", 3)),
         stop_signal=Signals[str(raw.get("stop_signal") or "SIGTERM")],
         pool=_pool(raw.get("pool")),
+        standby=_standby(raw.get("standby")),
     )
 
 
@@ -143,6 +147,10 @@ def _retention(raw: Mapping[str, Any]) -> Policy:
         every=_optional(int, raw.get("every")),
         best=Best(str(best["metric"]), _mode(best["mode"]), int(best.get("count") or 1)) if best else None,
     )
+
+
+def _standby(raw: Mapping[str, Any] | None) -> StandBy | None:
+    return None if raw is None else StandBy(int(raw["before"]), float(raw["patience_s"]), float(raw["trial_s"]))
 
 
 def _pool(raw: Mapping[str, Any] | None) -> Seen | None:

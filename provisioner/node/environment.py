@@ -15,7 +15,13 @@ _OURS = frozenset(
 
 
 def of_child(
-    boot: Bootstrap, rooms: Rooms, restored: Restored | None, environ: Mapping[str, str], *, batch_scale: float = 1.0
+    boot: Bootstrap,
+    rooms: Rooms,
+    restored: Restored | None,
+    environ: Mapping[str, str],
+    *,
+    batch_scale: float = 1.0,
+    trial: bool = False,
 ) -> dict[str, str]:
     """Return the machine's environment, then the job's, then ours. The node's key to the store is not in it."""
     env = {name: value for name, value in environ.items() if name not in _OURS}
@@ -31,6 +37,7 @@ def of_child(
         FAILOVER_ADVICE_FILE=str(rooms.advice_file),
         FAILOVER_BATCH_SCALE=f"{batch_scale:g}",
         FAILOVER_STATUS_FILE=str(rooms.status_file),
+        FAILOVER_TRIAL="1" if trial else "0",
         FAILOVER_DONE_FILE=str(rooms.done_file),
     )
     return env

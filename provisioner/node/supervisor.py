@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from signal import Signals
 from typing import Any, TypeVar
@@ -45,6 +46,7 @@ from provisioner.node.notices.watching import Lookout, sources
 from provisioner.node.patience import patiently
 from provisioner.node.progress import Progress
 from provisioner.node.stalling import Stalling, cpu_seconds, waiting_for
+from provisioner.node.standby import StandBy, try_out, wait_for_call
 from provisioner.node.stores import Stores
 from provisioner.node.verdict import (
     MEMORY,
@@ -82,12 +84,14 @@ class Supervisor:
     ) -> None:
         """Open nothing but the event log's path. ``echo`` gets the node's own lines; ``clock`` gives Unix seconds.
 
-        ``leave`` ends this process at once with an exit code: what hangs must not keep a fenced node. ``before`` ran
-        this placement until now, and ran out of memory.
+        ``leave`` ends this process at once with an exit code: what hangs must not keep a fenced node. ``before`` had
+        this placement until now: it ran out of memory, or stood by.
         """
-        self.retries: int = before.retries + 1 if before else 0
-        self.again = False
-        """Set by ``run`` when another supervisor is to start the command again on this machine."""
+        self.retries: int = before.next_retries if before else 0
+        """How often the command ran out of memory here."""
+        self.next_retries: int = self.retries
+        self.next: Bootstrap | None = None
+        """Set by ``run`` when another supervisor is to go on with the placement on this machine, and with what."""
         self.boot = boot
         self.root = root
         self._environ = environ
@@ -198,6 +202,8 @@ class Supervisor:
     def _run(self) -> ExitCode:
         if processes.kill_orphan(self.rooms.child):
             self._note("orphan", "killed the command that an earlier node process left running")
+        if self.boot.standby is not None:
+            return self._stand_by(self.boot.standby)
         self._own()
         before = self._patiently(lambda: ending.read(self._store))
         if before is not None and before.epoch == self.boot.epoch:
@@ -209,6 +215,31 @@ class Supervisor:
         self._restored = self._arrival.bring_in()
         self.progress.restored_step = self._restored.position.step if self._restored else None
         return self._train()
+
+    def _stand_by(self, standby: StandBy) -> ExitCode:
+        """Get ready beside the machine that trains; once called, leave the placement to the next supervisor."""
+        self.log.start()
+        self.heartbeat.start()
+        self._lookout.start()
+        self._restored = self._arrival.bring_in()
+        self._phase = "trial"
+        progress = Progress(self.rooms.status_file, clock=self._clock)
+        progress.restored_step = self._restored.position.step if self._restored else None
+        self._note("trial", "trying the command out beside the machine that trains; nothing of it is kept")
+        child = self._child = self._start(take=lambda line: self._on_trial_line(line, progress), trial=True)
+        problem = try_out(child, progress, self.mail, standby.trial_s)
+        if (stop := self.mail.first_stop()) is not None:
+            return self._finish(Verdict(Result.STOPPED, stop.reason, stop.cause))
+        if problem:
+            return self._finish(Verdict(Result.STOPPED, f"the trial failed: {problem}", Cause.MACHINE))
+        self._phase = "standby"
+        self._note("standby", "ready: the command runs here; waiting for the call")
+        self.heartbeat.hurry()
+        stop = wait_for_call(self._store, self.boot.epoch, standby, self.mail, self._tick)
+        if stop is not None:
+            return self._finish(Verdict(Result.STOPPED, stop.reason, stop.cause))
+        self._note("called", "called: taking over")
+        return self._leave_to_next(replace(self.boot, standby=None), self.retries)
 
     def _own(self) -> None:
         hint = self._patiently(lambda: epochs.take(self._store, self.boot.epoch, self.boot.token, socket.gethostname()))
@@ -239,16 +270,7 @@ class Supervisor:
         )
         keeping.start()
         self._phase = "training"
-        child = self._child = processes.start(
-            self.boot.command,
-            cwd=self.rooms.work,
-            env=environment.of_child(
-                self.boot, self.rooms, self._restored, self._environ, batch_scale=0.5**self.retries
-            ),
-            record=self.rooms.child,
-            take=self._on_line,
-            on_end=self.mail.wake,
-        )
+        child = self._child = self._start(take=self._on_line)
         self._note("started", f"the command runs (process {child.pid})", pid=child.pid)
         self.heartbeat.hurry()
         stop_signal = self.boot.stop_signal
@@ -270,6 +292,23 @@ class Supervisor:
             child.clean_up()
             raise
         return self._after(follower, keeping, stop)
+
+    def _start(self, *, take: Callable[[bytes], None], trial: bool = False) -> processes.Child:
+        scale = 0.5**self.retries
+        return processes.start(
+            self.boot.command,
+            cwd=self.rooms.work,
+            env=environment.of_child(
+                self.boot, self.rooms, self._restored, self._environ, batch_scale=scale, trial=trial
+            ),
+            record=self.rooms.child,
+            take=take,
+            on_end=self.mail.wake,
+        )
+
+    def _on_trial_line(self, line: bytes, progress: Progress) -> None:
+        self.log.line(line)
+        progress.on_line(line)
 
     def _tick(self) -> None:
         if self.progress.poll():
@@ -319,11 +358,16 @@ class Supervisor:
         """Leave the placement open: another supervisor starts the command again, with half the batch."""
         scale = 0.5 ** (self.retries + 1)
         self._note("smaller", f"{verdict.reason}. Starting it again with FAILOVER_BATCH_SCALE={scale:g}", scale=scale)
+        self._leave_to_next(self.boot, self.retries + 1)
+        return verdict.exit_code
+
+    def _leave_to_next(self, boot: Bootstrap, retries: int) -> ExitCode:
+        """End this supervisor without a last word: the placement goes on."""
         self._lookout.close()
         self.log.finish(5.0)
         self.heartbeat.stop()
-        self.again = True
-        return verdict.exit_code
+        self.next, self.next_retries = boot, retries
+        return ExitCode.COME_AGAIN
 
     def _ended(self, code: int, stop: Stop | None) -> Ended:
         last = self._keeping.last if self._keeping else None

@@ -27,6 +27,8 @@ class Cause(StrEnum):
     """Somebody asked: a signal, the operator, the end of the machine's time."""
     NOTICE = "notice"
     """The cloud takes the machine back."""
+    HOME = "home"
+    """Its next machine stands by, and takes over."""
     LOST_GPU = "lost_gpu"
     HUNG = "hung"
     """The command ran and made no step for too long."""

@@ -1,6 +1,7 @@
 """What the controller knows and the machine cannot: AutoDL's status, a balance that runs out, a stock that shrinks.
 
 ``epochs/<n>/hint.json`` holds ``{"kind": .., "deadline": Unix seconds or null, "detail": .., "final": true or false}``.
+``"cause": "home"`` tells that another machine stands by and takes over.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from provisioner.checkpoint import layout
 from provisioner.checkpoint.store import Store
 from provisioner.errors import CloudError
 from provisioner.node.notices.source import Notice, SourceAway
+from provisioner.node.verdict import Cause
 
 EARLY_S = 0.5
 """A heartbeat that comes so much early still reads, in seconds: none is quite on time."""
@@ -64,7 +66,8 @@ class Hints:
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
-        return Notice(_line(kind), self.name, when, _line(raw.get("detail") or ""), final)
+        cause = Cause.HOME if raw.get("cause") == Cause.HOME else Cause.NOTICE
+        return Notice(_line(kind), self.name, when, _line(raw.get("detail") or ""), final, cause)
 
 
 def _line(text: object) -> str:
