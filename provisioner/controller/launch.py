@@ -32,6 +32,8 @@ STORED = "store://"
 """How an image in the store is written in the configuration."""
 LINK_PATIENCE_S = 600.0
 PULL_PATIENCE_S = 1200.0
+CALL_PATIENCE_S = 900.0
+"""How long a machine that stands by waits for its call before it ends itself: a controller may be down for a while."""
 BODY_COMPARED = frozenset({"aws", "gcp"})
 """Clouds that compare a request with the earlier one of the same token."""
 LINK_S = 6 * 3600.0
@@ -78,6 +80,8 @@ class Launcher:
         self.environ = environ
         self.pools: Mapping[Pool, Seen] = {}
         """What was seen of spot pools, for the node's checkpoint interval."""
+        self.stands_by: dict[int, int] = {}
+        """Epochs whose machine stands by, and the epoch that still trains."""
 
     def write_spec(self) -> None:
         """Write what runs, without secrets."""
@@ -101,7 +105,7 @@ class Launcher:
         launch_runtime.check_autodl(self.config, bundle, problem)
         self._find_image()
         wheels = []
-        for wheel in runtime_wheels(cache_root(self.environ)):
+        for wheel in () if self.config.job.runtime == "bundle" else runtime_wheels(cache_root(self.environ)):
             data = wheel.read_bytes()
             digest = hashlib.sha256(data).hexdigest()
             key = f"{layout.RUNTIME}/{digest[:16]}/{wheel.name}"
@@ -188,8 +192,15 @@ class Launcher:
             "hung_after_s": self.config.policy.hung_after,
             "oom_retries": job.oom_retries,
             "stop_signal": job.stop_signal,
+            "standby": self._standby(epoch),
             "pool": asdict(self.pools.get(pool(offer), Seen())) if offer.market is Market.SPOT else None,
         }
+
+    def _standby(self, epoch: int) -> dict[str, object] | None:
+        before, failback = self.stands_by.get(epoch), self.config.policy.failback
+        if before is None:
+            return None
+        return {"before": before, "trial_s": failback.trial, "patience_s": CALL_PATIENCE_S + failback.handover}
 
     def _orders(self, offer: Offer, epoch: int, published: Published) -> list[tuple[str, str]]:
         """Return what the start script reads by itself: it may have to start where there is no Python."""

@@ -1,8 +1,9 @@
 """A Python of the node's own, as one file: for machines whose image has none, or one that is too old.
 
 ``runtime/`` in the tar holds ``python`` (a shell script that starts it), ``bin`` and ``lib`` (a relocatable CPython and
-the libraries it needs beyond glibc), ``node`` (our code and its dependencies) and ``manifest.json``. Plain ``tar`` and
-``gzip`` unpack it. Equal parts give equal bytes.
+the libraries it needs beyond glibc), ``node`` (our code and its dependencies), ``certs.pem`` (the authorities that sign
+stores' certificates: many images have none) and ``manifest.json``. Plain ``tar`` and ``gzip`` unpack it. Equal parts
+give equal bytes.
 
 The interpreter is the one that uv manages (glibc 2.17 and newer), or, where that cannot be downloaded, this
 installation's own: then the bundle needs a glibc as new as this machine's libraries ask for. The manifest says which.
@@ -26,6 +27,8 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import certifi
 
 import provisioner
 from provisioner import assets
@@ -68,6 +71,16 @@ _START = """#!/bin/sh
 # Python of the node: python ARGUMENTS...
 here=${{0%/*}}
 exec {loader} --library-path "$here/lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}" "$here/bin/{python}" "$@"
+"""
+# putenv reaches the libraries of this process, and not os.environ, from which the command's environment is made.
+_SITE = """\
+import os, sys
+if not any(os.path.exists(place) for place in (
+    "/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/tls/cacert.pem", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem",
+    os.environ.get("SSL_CERT_FILE", ""), os.environ.get("SSL_CERT_DIR", ""),
+)):
+    os.putenv("SSL_CERT_FILE", os.path.join(sys.prefix, "certs.pem"))
 """
 _LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 
@@ -242,15 +255,16 @@ def assemble(directory: Path, interpreter: Interpreter, wheels: Sequence[Path]) 
         )
         files["manifest.json"] = (json.dumps(asdict(manifest), indent=2) + "\n").encode()
         start = _START.format(loader=_LOADERS[interpreter.machine], python=f"python{interpreter.minor}")
-        _write(path, {**files, "python": start.encode()})
+        files[f"lib/python{interpreter.minor}/sitecustomize.py"] = _SITE.encode()
+        _write(path, {**files, "python": start.encode(), "certs.pem": Path(certifi.where())})
     return opened(path)
 
 
 def _parts(interpreter: Interpreter, wheels: Sequence[Path]) -> str:
     """Return a hash of what goes in. An interpreter changes with its version and its executable."""
-    mark = hashlib.sha256(f"{_FORMAT}\0{interpreter.version}\0{interpreter.built_from}\0{_START}".encode())
+    mark = hashlib.sha256(f"{_FORMAT}\0{interpreter.version}\0{interpreter.built_from}\0{_START}{_SITE}".encode())
     mark.update(interpreter.executable.read_bytes())
-    mark.update(assets.path("requirements/node.txt").read_bytes())
+    mark.update(assets.path("requirements/node.txt").read_bytes() + Path(certifi.where()).read_bytes())
     for wheel in wheels:
         mark.update(wheel.name.encode() + wheel.read_bytes())
     return mark.hexdigest()[:16]
