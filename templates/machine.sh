@@ -158,7 +158,9 @@ last_word() { # REASON: what the node would write, where none can run. It replac
   plain=$(printf %s "$1" | tr '"\\\n' "'' " | tr -cd '[:print:]' | cut -c 1-500)
   printf '{"phase": "ended", "time": %s, "end": {"reason": "%s", "exit_code": 75}}' "$(date +%s)" "$plain" \
     >"$FAILOVER_RUN/end.json"
-  transfer "$(said end-url)" "$FAILOVER_RUN/end.json" put
+  transfer "$(said end-url)" "$FAILOVER_RUN/end.json" 'If-None-Match: *'
+  # Some stores know no such condition.
+  case $STATUS in 400 | 501) transfer "$(said end-url)" "$FAILOVER_RUN/end.json" 'Accept: */*' ;; esac
 }
 
 give_up() { # REASON: tell the controller why this machine cannot, by the node's own way where it can run

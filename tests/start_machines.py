@@ -41,7 +41,7 @@ def installed_wheel(name: str, directory: Path) -> Path:
 
 
 class Site(http.server.ThreadingHTTPServer):
-    """Serves links; ``dead`` makes the start link answer 403, as an expired one does."""
+    """Serves links; ``dead`` makes the start link answer 403, as an expired one does; ``strict`` takes no condition."""
 
     daemon_threads = True
 
@@ -50,6 +50,7 @@ class Site(http.server.ThreadingHTTPServer):
         self.files = files
         self.dead = False
         self.hang = False
+        self.strict = False
         self.asked: list[str] = []
         self.given: dict[str, bytes] = {}
 
@@ -63,8 +64,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         length = int(self.headers["Content-Length"])
-        self.server.given[self.path.split("?")[0]] = self.rfile.read(length)
-        self.send_response(200)
+        body = self.rfile.read(length)
+        refused = self.server.strict and "If-None-Match" in self.headers
+        if not refused:
+            self.server.given[self.path.split("?")[0]] = body
+        self.send_response(501 if refused else 200)
         self.end_headers()
 
     def do_GET(self) -> None:

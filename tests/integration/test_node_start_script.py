@@ -111,12 +111,20 @@ def test_r16_a_dead_link_ends_the_machine(machine, node_job):
     assert machine.until(lambda: not machine.mine())
 
 
-def test_the_end_of_life_needs_neither_link_nor_disk(machine, node_job):
+def test_the_end_of_life_needs_no_link(machine, node_job):
     machine.say(node_job.trainer())
     machine.site.hang = True
-    (machine.root / "opt").write_text("a file where the directory should be: nothing can be written")
     machine.boot(ttl_s=2)
     assert machine.until(machine.shutdowns) == ["-h now"]
+    assert "time is up (ttl)" in machine.console()
+
+
+def test_a_machine_whose_disk_takes_nothing_says_so_and_ends(machine, node_job):
+    machine.say(node_job.trainer())
+    (machine.root / "opt").write_text("a file where the directory should be: nothing can be written")
+    assert machine.boot().wait(30) == 75
+    assert f"the disk of {machine.directory} takes nothing" in machine.console()
+    assert machine.shutdowns() == ["-h now"]
 
 
 def test_two_starts_at_once_run_one_node(machine, node_job):
@@ -208,7 +216,8 @@ def test_whatever_is_there_fetches_the_start_object(machine, node_job, tool):
     assert "canary-signature" not in (asked.read_text() if asked.exists() else "")
 
 
-def test_a_glibc_below_the_floor_ends_the_machine_at_once_with_one_line(machine, node_job):
+@pytest.mark.parametrize("tool", ["curl", "wget", "python3"])
+def test_a_glibc_below_the_floor_ends_the_machine_at_once_with_one_line(machine, node_job, tool):
     """Nothing runs that could tell the controller, so the script itself leaves the last word."""
     orders = {
         "runtime": "bundle",

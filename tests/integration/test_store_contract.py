@@ -253,6 +253,17 @@ def test_a_link_reads_one_object_without_a_key(server, store):
         assert answer.read() == b"{}"
 
 
+def test_a_link_writes_one_object_without_a_key(server, store):
+    if server.kind in {"file", "fake-gcs"}:
+        pytest.skip("has no links that write")
+    link = store.sign("epochs/1/heartbeat.json", 60, "PUT")
+    headers = {"If-None-Match": "*", "Content-Type": "application/json"}
+    ask = urllib.request.Request(link, b"{}", headers, method="PUT")
+    with urllib.request.urlopen(ask, timeout=10) as answer:
+        assert answer.status == 200
+    assert store.get("epochs/1/heartbeat.json") == b"{}"
+
+
 def test_without_the_right_key_nothing_is_read_or_written(server, store):
     if server.kind in {"moto", "fake-gcs", "file"}:
         pytest.skip("asks for no key")

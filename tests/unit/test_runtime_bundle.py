@@ -37,6 +37,26 @@ def bundle(interpreter, tmp_path_factory):
     return runtime_bundle.assemble(directory, interpreter, [runtime.build_wheel(directory)])
 
 
+def test_the_interpreter_of_uv_is_taken_where_it_can_be_had(tmp_path):
+    """It is installed below the cache, and asked for once."""
+    asked = []
+
+    def uv(command, **options):
+        if command[1:2] != ["python"]:
+            return subprocess.run(command, **options)  # noqa: PLW1510 - handed in
+        asked.append(command[2])
+        assert options["env"]["UV_PYTHON_INSTALL_DIR"] == str(tmp_path / "pythons")
+        if command[2] == "install":
+            (tmp_path / "pythons").mkdir()
+        there = (tmp_path / "pythons").exists()
+        return subprocess.CompletedProcess(command, 0 if there else 2, f"{sys.executable}\n" if there else "", "")
+
+    assert runtime_bundle.find_interpreter(tmp_path, None, uv).built_from == "uv"
+    assert asked == ["find", "install", "find"]
+    assert runtime_bundle.find_interpreter(tmp_path, None, uv).executable == HERE
+    assert asked == ["find", "install", "find", "find"]
+
+
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf (binutils) is not installed")
 def test_what_a_file_needs_is_what_readelf_says():
     some = [HERE, *sorted(Path(runtime_elf.__file__).parents[2].glob(".venv/lib/*/site-packages/**/*.so"))[:20]]

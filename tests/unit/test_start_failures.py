@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
 from provisioner.controller.failures import KnownFailures
+from provisioner.controller.records import Begun, Claimed
 from provisioner.controller.start_failures import driver_failure, no_image
 from provisioner.controller.watch import Patience, Signs, judge
-from provisioner.model import Ending, Gpu, Market, Offer
+from provisioner.model import Ending, Gpu, JobRef, Market, Node, NodeState, Offer
 from provisioner.node import driver
+from tests.sweeps import aws, world
 
 OFFER = Offer("aws", "us-east-1", "us-east-1a", "g4dn.xlarge", Gpu("T4", 1, 16), Market.SPOT, None)
 NODE_S_OWN = driver.mismatch({"CUDA_VERSION": "12.4.1"}, ask=lambda: "470.256.02")
@@ -66,3 +71,26 @@ def test_r37_another_type_is_tried_where_a_driver_was_too_old(tmp_path):
     assert not memory.blocks(other, 1001.0)
     # It is this job's image that does not fit: other jobs go there.
     assert not known.memory({"aws": "1"}, "other", since=900.0).blocks(OFFER, 1001.0)
+
+
+class Silent:
+    """A cloud whose machine runs on."""
+
+    account = "1"
+
+    def offers(self, request: object) -> list[Offer]:
+        return [OFFER]
+
+    def inspect(self, node: Node) -> NodeState:
+        return NodeState.RUNNING
+
+
+def test_r37_a_run_whose_machine_had_an_old_driver_leaves_the_type_alone(tmp_path):
+    made: Any = world({"aws": Silent()}, aws(regions=["us-east-1"]), tmp_path)
+    made._adopt = lambda _node: None
+    made.launcher.read_signs = lambda _epoch: (None, {"end": {"reason": NODE_S_OWN, "exit_code": 75}})
+    node = Node("i-1", OFFER, JobRef("digits", "1a2b3c4d"), 1, "token", time.time())
+    claimed = Claimed(OFFER, time.time(), node, None)
+    assert made.watch(claimed, node, Begun(time.time(), 1), ()).ending is Ending.STOPPED
+    asked = made.ask_fallback(Begun(time.time() - 60, 1), ())
+    assert asked.memory.blocks(OFFER, time.time()).code == "DriverTooOld"
