@@ -58,6 +58,11 @@ def bootstrap(epoch: int, token: str) -> str:
     return f"{EPOCHS}/{epoch}/bootstrap-{token[:16]}.json"
 
 
+def data(epoch: int) -> str:
+    """Return the key of the list of data for the node of an epoch. Holds links, which are secrets."""
+    return f"{EPOCHS}/{epoch}/data.json.zst"
+
+
 def logs(epoch: int) -> str:
     """Return the folder of an epoch's log."""
     return f"{EPOCHS}/{epoch}/log"

@@ -28,6 +28,8 @@ from provisioner.checkpoint.streaming import Stream, TakeFailed, asked, too_shor
 from provisioner.errors import CloudError, StoreError
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
+
     from provisioner.checkpoint.credentials import Renewed
 
 __all__ = ["Buffer", "Credentials", "Store", "Stored", "open_store"]
@@ -49,6 +51,8 @@ class Stored:
     key: str
     size: int
     modified: float
+    etag: str = ""
+    """What tells one state of it from the next; empty where the store has no such thing."""
 
 
 class Store:
@@ -145,10 +149,15 @@ class Store:
 
     def size(self, key: str) -> int | None:
         """Return the size of an object in bytes, None where there is none. Raises as ``exists``."""
+        found = self.look(key)
+        return None if found is None else found.size
 
-        def attempt() -> int | None:
+    def look(self, key: str) -> Stored | None:
+        """Return what a listing would say of one object, None where there is none. Raises as ``exists``."""
+
+        def attempt() -> Stored | None:
             try:
-                return obstore.head(self._raw, self._prefix + key)["size"]
+                return self._stored(obstore.head(self._raw, self._prefix + key))
             except FileNotFoundError:
                 return None
 
@@ -194,10 +203,7 @@ class Store:
             found: list[Stored] = []
             for number, page in enumerate(obstore.list(self._raw, self._prefix + folder, chunk_size=1000)):
                 self._line.count(requests=int(number > 0))
-                found += [
-                    Stored(meta["path"].removeprefix(self._prefix), meta["size"], meta["last_modified"].timestamp())
-                    for meta in page
-                ]
+                found += [self._stored(meta) for meta in page]
             return found
 
         return sorted(self._ask("list", folder, attempt), key=lambda stored: stored.key)
@@ -250,6 +256,10 @@ class Store:
                 return
 
         self._ask("delete", key, attempt)
+
+    def _stored(self, meta: ObjectMeta) -> Stored:
+        key = meta["path"].removeprefix(self._prefix)
+        return Stored(key, meta["size"], meta["last_modified"].timestamp(), meta["e_tag"] or "")
 
     def _name(self, key: str) -> str:
         return f"{self.uri.rstrip('/')}/{key}"

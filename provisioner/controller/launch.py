@@ -16,6 +16,7 @@ from provisioner.clouds.aws.cloud import job_prefix
 from provisioner.config import Config
 from provisioner.controller import launch_runtime, runtime_bundle
 from provisioner.controller.access import node_store, open_as_controller
+from provisioner.controller.data import DataLists
 from provisioner.controller.directory import JobDirectory, cache_root
 from provisioner.controller.records import Published
 from provisioner.controller.runtime import runtime_wheels
@@ -78,6 +79,7 @@ class Launcher:
         self.directory = directory
         self.store = store
         self.environ = environ
+        self.data = DataLists(config, store, environ)
         self.pools: Mapping[Pool, Seen] = {}
         """What was seen of spot pools, for the node's checkpoint interval."""
         self.stands_by: dict[int, int] = {}
@@ -104,6 +106,7 @@ class Launcher:
         bundle, problem = self._bundle()
         launch_runtime.check_autodl(self.config, bundle, problem)
         self._find_image()
+        self.data.look()
         wheels = []
         for wheel in () if self.config.job.runtime == "bundle" else runtime_wheels(cache_root(self.environ)):
             data = wheel.read_bytes()
@@ -178,6 +181,7 @@ class Launcher:
             "env": {**job.env, **{name: self.environ[name] for name in job.secrets}},
             "secret_names": [*job.secrets],  # the node keeps their values out of its log
             "workdir": {"key": published.workdir_key} if published.workdir_key else None,
+            "data": self.data.write(epoch),
             "steps": job.steps,
             "checkpoint": {"every_s": settings.every},
             "replicas": self._replicas(offer),

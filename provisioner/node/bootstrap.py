@@ -30,6 +30,14 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
+class DataOrder:
+    """Where the list of data stands in the store, and the most that the cache may take (None: what the disk has)."""
+
+    key: str
+    cache_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Bootstrap:
     """One placement of one job. Times are in seconds; ``deadline_ts`` is Unix time, None: ``ttl_s`` from the start."""
 
@@ -45,6 +53,7 @@ class Bootstrap:
     secret_names: frozenset[str] = frozenset()
     """Which of ``env`` are secrets: their values are taken out of the log."""
     workdir_key: str | None = None
+    data: DataOrder | None = None
     steps: int | None = None
     every_s: float | None = None
     stores: tuple[Access, ...] = ()
@@ -117,6 +126,7 @@ def _parsed(raw: Mapping[str, Any]) -> Bootstrap:
         env={str(name): str(value) for name, value in (raw.get("env") or {}).items()},
         secret_names=frozenset(raw.get("secret_names") or ()),
         workdir_key=str(workdir["key"]) if workdir else None,
+        data=_data(raw.get("data")),
         steps=_optional(int, raw.get("steps")),
         every_s=_optional(float, checkpoint.get("every_s")),
         ttl_s=_optional(float, raw.get("ttl_s")),
@@ -151,6 +161,10 @@ def _retention(raw: Mapping[str, Any]) -> Policy:
 
 def _standby(raw: Mapping[str, Any] | None) -> StandBy | None:
     return None if raw is None else StandBy(int(raw["before"]), float(raw["patience_s"]), float(raw["trial_s"]))
+
+
+def _data(raw: Mapping[str, Any] | None) -> DataOrder | None:
+    return DataOrder(str(raw["key"]), _optional(int, raw.get("cache_bytes"))) if raw else None
 
 
 def _pool(raw: Mapping[str, Any] | None) -> Seen | None:

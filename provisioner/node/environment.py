@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from provisioner.checkpoint.restore import Restored
 from provisioner.node.bootstrap import Bootstrap
@@ -20,6 +21,7 @@ def of_child(
     restored: Restored | None,
     environ: Mapping[str, str],
     *,
+    data: Path | None = None,
     batch_scale: float = 1.0,
     trial: bool = False,
 ) -> dict[str, str]:
@@ -31,6 +33,7 @@ def of_child(
     env.update(
         FAILOVER_RESTORED="1" if restored else "0",
         FAILOVER_RESTORE_PATH=str(restored.directory) if restored else "",
+        FAILOVER_DATA_DIR=str(data) if data else "",
         FAILOVER_CHECKPOINT_DIR=str(rooms.checkpoints),
         FAILOVER_CHECKPOINT_EVERY_S="" if boot.every_s is None else f"{boot.every_s:g}",
         FAILOVER_EPOCH=str(boot.epoch),

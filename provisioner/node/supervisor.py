@@ -31,6 +31,7 @@ from provisioner.node import heartbeat as heartbeats
 from provisioner.node.advice import Advice
 from provisioner.node.arrival import Arrival
 from provisioner.node.bootstrap import Bootstrap
+from provisioner.node.data import Data
 from provisioner.node.farewell import Farewell
 from provisioner.node.fencing import Eviction
 from provisioner.node.following import Follower
@@ -129,6 +130,15 @@ class Supervisor:
         self._arrival = Arrival(
             self._store, self._stores, self.rooms, patiently=self._patiently, note=self._note, cancel=self.mail.cancel
         )
+        self._data = Data(
+            self._store,
+            boot.data,
+            Path(environ.get("FAILOVER_HOME") or root) / "data",
+            root,
+            patiently=self._patiently,
+            note=self._note,
+            cancel=self.mail.cancel,
+        )
         self._farewell = Farewell(
             boot,
             self._store,
@@ -212,6 +222,7 @@ class Supervisor:
         if isinstance(first := self.heartbeat.before.get("first_step_at"), int | float):
             self.progress.first_step_at = float(first)  # the node was restarted, its placement was not
         self._lookout.start()
+        self._data.start()
         self._restored = self._arrival.bring_in()
         self.progress.restored_step = self._restored.position.step if self._restored else None
         return self._train()
@@ -221,6 +232,7 @@ class Supervisor:
         self.log.start()
         self.heartbeat.start()
         self._lookout.start()
+        self._data.start()
         self._restored = self._arrival.bring_in()
         self._phase = "trial"
         progress = Progress(self.rooms.status_file, clock=self._clock)
@@ -248,6 +260,7 @@ class Supervisor:
         self.heartbeat.start()
 
     def _train(self) -> ExitCode:
+        self._data.wait()
         if self.mail.cancel.is_set():
             raise Abandoned("told to stop before the command was started")
         keeping = self._keeping = Keeping(
@@ -299,7 +312,13 @@ class Supervisor:
             self.boot.command,
             cwd=self.rooms.work,
             env=environment.of_child(
-                self.boot, self.rooms, self._restored, self._environ, batch_scale=scale, trial=trial
+                self.boot,
+                self.rooms,
+                self._restored,
+                self._environ,
+                data=self._data.wait(),
+                batch_scale=scale,
+                trial=trial,
             ),
             record=self.rooms.child,
             take=take,
@@ -364,6 +383,7 @@ class Supervisor:
     def _leave_to_next(self, boot: Bootstrap, retries: int) -> ExitCode:
         """End this supervisor without a last word: the placement goes on."""
         self._lookout.close()
+        self._data.close()
         self.log.finish(5.0)
         self.heartbeat.stop()
         self.next, self.next_retries = boot, retries
@@ -399,6 +419,7 @@ class Supervisor:
             "save_every_s": round(self._advice.every_s, 1),
             "step": self.progress.step(),
             "restored_step": self.progress.restored_step,
+            "data": self._data.progress(),
             "first_step_at": self.progress.first_step_at,
             "last_commit": {"step": last.position.step, "key": last.key, "time": last.time} if last else None,
             "restored_from": {"uri": self._stores.name_of(restored.store_uri), "bytes": restored.fetched_bytes}

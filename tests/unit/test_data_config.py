@@ -42,7 +42,7 @@ def test_a_folder_a_file_and_an_archive_are_taken(tmp_path):
         ("{from: 'https://example.com/x?sig=canary', to: a}", "5: data[0].from: the URL carries a signature or a"),
         ("{from: 'https://me:canary@example.com/x', to: a}", "5: data[0].from: the address holds credentials"),
         ("{from: 'ftp://example.com/x', to: a}", "5: data[0].from: no data comes from `ftp://`; write s3://"),
-        ("{from: 's3://bucket/a', to: a, access_key_id_env: NO}", "5: data[0].access_key_id_env: the environment var"),
+        ("{from: 's3://bucket/a', to: a, access_key_id_env: UNSET}", "5: data[0].access_key_id_env: the environment var"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_place_and_the_way_out(entry, says, tmp_path):
