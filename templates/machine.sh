@@ -124,8 +124,18 @@ bundle() { # sets NODE_PYTHON and RUNTIME, or WHY
   fi
 }
 
+knows_authorities() { # say whether certificates can be checked here: the bundle brings what is needed, wheels do not
+  local place
+  for place in /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/ca-bundle.pem \
+    /etc/pki/tls/cacert.pem /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem /etc/ssl/cert.pem \
+    "${SSL_CERT_FILE:-}" "${SSL_CERT_DIR:-}"; do
+    if [ -e "$place" ]; then return 0; fi
+  done
+  return 1
+}
+
 node_python() { # sets NODE_PYTHON and RUNTIME, or WHY
-  if [ "$(said runtime)" != bundle ]; then
+  if [ "$(said runtime)" != bundle ] && { knows_authorities || [ -z "$(said bundle-url)" ]; }; then
     for python in python3 python3.13 python3.12 python3.11 python3.14 python; do
       if try_python "$python"; then return 0; fi
     done
@@ -203,7 +213,7 @@ log_in() { # the password reaches docker by its standard input, and what docker 
 }
 
 pull() { # in a process of its own: `image` gets the name of what was pulled. 124: no time left
-  local candidates name begun left code=1
+  local candidates name begun left share code=1
   rm -f "$FAILOVER_RUN/image"
   if [ -n "$(said archive)" ]; then
     load || return
@@ -215,8 +225,8 @@ pull() { # in a process of its own: `image` gets the name of what was pulled. 12
   begun=$(date +%s) left=${#candidates[@]}
   for name in "${candidates[@]}"; do
     # The time that is left is shared by those that are left.
-    timeout $(((PULL_PATIENCE - $(date +%s) + begun + left - 1) / left)) docker pull -q "$name" \
-      >/dev/null 2>"$FAILOVER_RUN/docker.txt"
+    share=$(((PULL_PATIENCE - $(date +%s) + begun) / left))
+    timeout $((share > 1 ? share : 1)) docker pull -q "$name" >/dev/null 2>"$FAILOVER_RUN/docker.txt"
     code=$?
     if [ "$code" = 0 ] || docker image inspect "$name" >/dev/null 2>&1; then
       printf '%s\n' "$name" >"$FAILOVER_RUN/image"

@@ -83,8 +83,13 @@ def bare_tree(tree: Path) -> Path:
     return tree
 
 
+def wheels_of_here(directory: Path) -> list[Path]:
+    """Pack our code, pip and what the node needs, as installed here."""
+    made = [installed_wheel(name, directory) for name in DEPENDENCIES]
+    return [*made, runtime._pip(directory), runtime.build_wheel(directory)]
+
+
 def packed_bundle(directory: Path) -> Bundle:
     """Make the node's runtime of this interpreter and of what is installed here."""
-    wheels = [*(installed_wheel(name, directory) for name in DEPENDENCIES), runtime.build_wheel(directory)]
     here = runtime_bundle._described(Path(sys.executable), "this installation", subprocess.run)
-    return runtime_bundle.assemble(directory, here, runtime_bundle.fitting(wheels, here.minor))
+    return runtime_bundle.assemble(directory, here, runtime_bundle.fitting(wheels_of_here(directory), here.minor))

@@ -96,11 +96,16 @@ class Machine:
         self.bin = root / "bin"
         self.bin.mkdir(parents=True)
         self.shim("shutdown", 'echo "$@" >>"$HOME/shutdowns"')
-        self.site = Site({f"/{wheel.name}": wheel.read_bytes() for wheel in wheels})
+        self.site = Site({})
         threading.Thread(target=self.site.serve_forever, daemon=True).start()
-        self.wheels = wheels
+        self.take(wheels)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.link = f"{self.site.url}/bootstrap.json?X-Amz-Signature=canary-signature"
+
+    def take(self, wheels: list[Path]) -> None:
+        """Put wheels behind links."""
+        self.wheels = wheels
+        self.site.files.update({f"/{wheel.name}": wheel.read_bytes() for wheel in wheels})
 
     def shim(self, name: str, text: str) -> None:
         (self.bin / name).write_text(f"#!/bin/bash\n{text}\n")

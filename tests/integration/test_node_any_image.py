@@ -8,15 +8,17 @@ import pwd
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import certifi
 import pytest
 
 from provisioner.checkpoint import layout
 from provisioner.controller import runtime_bundle
 from provisioner.controller.runtime_bundle import Bundle
-from tests.image_trees import TRAINER, bare_tree, packed_bundle, put
+from tests.image_trees import TRAINER, bare_tree, packed_bundle, put, wheels_of_here
 from tests.start_machines import Machine
 
 pytestmark = pytest.mark.slow
@@ -115,35 +117,51 @@ def test_an_image_without_python_trains(bare, machine, node_job, bundle, tmp_pat
     trains_to_the_end(machine, node_job)
 
 
-def old_python(tree: Path) -> str:
-    """Put a Python of this machine that is too old into a tree, and return its version."""
+def put_python(tree: Path, *minors: int) -> str:
+    """Put a Python 3 of this machine into a tree, the first that is here, and return its version."""
     home = pwd.getpwuid(os.getuid()).pw_dir
     places = [*os.environ.get("PATH", "").split(":"), *map(str, Path(home).glob(".pyenv/versions/3.*/bin"))]
-    names = [shutil.which(f"python3.{minor}", path=place) for minor in (8, 9, 10, 7, 6) for place in places]
+    names = [shutil.which(f"python3.{minor}", path=place) for minor in minors for place in places]
     for found in filter(None, names):
         try:
-            old = runtime_bundle._described(Path(found), "test", subprocess.run)
+            one = runtime_bundle._described(Path(found), "test", subprocess.run)
         except Exception:  # noqa: BLE001, S112 - a wrapper that leads nowhere
             continue
-        for name, path in runtime_bundle._interpreter_files(old):
+        for name, path in runtime_bundle._interpreter_files(one):
             place = tree / "usr" / name
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, place)
         libraries = next((tree / "usr/lib").glob("*-linux-gnu"))
         for library in (tree / "usr/lib").glob("*.so*"):
             library.rename(libraries / library.name)
-        (tree / "usr/bin/python3").symlink_to(f"python{old.minor}")
-        return old.version
+        (tree / "usr/bin/python3").symlink_to(f"python{one.minor}")
+        return one.version
     return ""
 
 
 def test_an_old_python_fetches_and_the_bundle_trains(bare, machine, node_job, bundle, tmp_path):
     """Neither curl nor wget: as on AutoDL's stock images, where python3 is 3.8."""
     machine.tree = copy_of(bare, tmp_path / "tree")
-    if not old_python(machine.tree):
+    if not put_python(machine.tree, 8, 9, 10, 7, 6):
         pytest.skip("there is no Python older than 3.11 on this machine")
     machine.say(["bash", "-c", TRAINER], steps=20, orders=machine.bring(bundle))
     trains_to_the_end(machine, node_job)
+
+
+@pytest.mark.parametrize("authorities", [False, True])
+def test_a_python_that_fits_is_used_unless_it_could_check_no_certificate(
+    bare, machine, node_job, bundle, tmp_path, authorities
+):
+    machine.tree = copy_of(bare, tmp_path / "tree")
+    assert put_python(machine.tree, sys.version_info.minor)
+    if authorities:
+        (machine.tree / "etc/ssl/certs").mkdir(parents=True)
+        shutil.copy(certifi.where(), machine.tree / "etc/ssl/certs/ca-certificates.crt")
+    machine.take(wheels_of_here(tmp_path))
+    machine.say(["bash", "-c", TRAINER], steps=20, orders=machine.bring(bundle))
+    assert machine.boot().wait(60) == 0, machine.console()
+    assert node_job.done()["result"] == "completed"
+    assert ("/runtime.tar.gz" in machine.site.asked) is not authorities
 
 
 def test_an_image_with_nothing_that_fetches_ends_itself(bare, machine, node_job, tmp_path):
