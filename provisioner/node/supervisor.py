@@ -26,7 +26,7 @@ from provisioner.errors import (
     Unreachable,
 )
 from provisioner.node import child as processes
-from provisioner.node import ending, environment, machine, pace, rooms
+from provisioner.node import driver, ending, environment, machine, pace, rooms
 from provisioner.node import heartbeat as heartbeats
 from provisioner.node.advice import Advice
 from provisioner.node.arrival import Arrival
@@ -219,6 +219,8 @@ class Supervisor:
         if before is not None and before.epoch == self.boot.epoch:
             self._note("done", "this placement has ended before; nothing to do")
             return ExitCode.DONE if before.result == Result.DONE else ExitCode.JOB_FAILED
+        if line := driver.mismatch(self._environ):
+            return self._finish(Verdict(Result.STOPPED, line, Cause.MACHINE))
         if isinstance(first := self.heartbeat.before.get("first_step_at"), int | float):
             self.progress.first_step_at = float(first)  # the node was restarted, its placement was not
         self._lookout.start()

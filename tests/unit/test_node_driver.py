@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from provisioner.node import driver
+from provisioner.checkpoint import layout
+from provisioner.checkpoint.store import open_store
+from provisioner.controller.start_failures import driver_failure
+from provisioner.errors import ExitCode
+from provisioner.node import bootstrap, driver
+from provisioner.node.supervisor import Supervisor
 
 KERNEL = (
     "NVRM version: NVIDIA UNIX {open}x86_64 {module} {version}  Thu Nov  2 01:50:58 UTC 2026\nGCC version:  gcc 12\n"
@@ -74,3 +81,20 @@ def test_an_image_with_a_driver_of_its_own_is_left_to_its_runtime(tmp_path):
 
 def test_where_the_kernel_does_not_tell_nvml_is_asked(tmp_path):
     assert "470.256.02" in driver.mismatch({"CUDA_VERSION": "12.4.1"}, tmp_path, lambda: "470.256.02")
+
+
+def test_a_node_whose_driver_is_too_old_names_both_versions_and_restores_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "_TORCH", ())
+    monkeypatch.setattr(driver, "driver_version", lambda _root: "470.256.02")
+    store = open_store(f"file://{tmp_path}/store").at("digits")
+    boot = {"version": 1, "job": {"name": "digits", "uid": "1a2b3c4d"}, "epoch": 1, "token": "t", "command": ["false"]}
+    (tmp_path / "bootstrap.json").write_text(json.dumps({**boot, "store": {"uri": f"file://{tmp_path}/store"}}))
+    node = Supervisor(
+        bootstrap.load(tmp_path / "bootstrap.json"), tmp_path / "node", environ={"CUDA_VERSION": "12.4.1", "HOME": "/"}
+    )
+    assert node.run() is ExitCode.COME_AGAIN
+    end = json.loads(store.get(layout.heartbeat(1)) or b"{}")["end"]
+    assert "470.256.02" in end["reason"]
+    assert "12.4" in end["reason"]
+    assert driver_failure(end["reason"]) is not None, "the controller knows these words"
+    assert "the command runs" not in (tmp_path / "node" / "log.txt").read_text()
