@@ -234,7 +234,7 @@ class Launcher:
         """
         job = self.config.job
         if self.runtime_file is not None and job.runtime != "installed":
-            return runtime_bundle.opened(self.runtime_file), ""
+            return runtime_bundle.brought(self.runtime_file), ""
         if not launch_runtime.wants_bundle(self.config, self.environ):
             return None, ""
         try:

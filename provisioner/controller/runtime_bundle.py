@@ -287,6 +287,17 @@ def opened(path: Path) -> Bundle:
     return Bundle(path, hashlib.sha256(data).hexdigest(), len(data), manifest)
 
 
+def brought(path: Path) -> Bundle:
+    """Read a bundle that was made elsewhere. Raises ConfigError for one of another version than ours."""
+    bundle = opened(path)
+    if bundle.manifest.version != provisioner.__version__:
+        raise ConfigError(
+            f"{path}: made by gpu-failover {bundle.manifest.version}, and this is {provisioner.__version__}",
+            hint=f"make it with {provisioner.__version__}: failover runtime build --output {path.name}",
+        )
+    return bundle
+
+
 def floor(files: Mapping[str, bytes | Path]) -> tuple[int, int]:
     """Return the oldest glibc that has all symbols of all files. (2, 17) is the least: nothing older is tried."""
     return max([(2, 17), *(elf.glibc for elf in _elves(files.values()))])

@@ -113,6 +113,16 @@ def test_a_bundle_that_cannot_be_made_stops_only_who_asked_for_it(tmp_path, monk
         launcher(tmp_path, "", AUTODL % "image_uuid: base-image-l2t43iu6uk" + AWS).publish()
 
 
+def test_a_bundle_of_another_version_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime_bundle, "opened", lambda _: bundle(tmp_path))
+    path = tmp_path / "made.tar.gz"
+    monkeypatch.setattr("provisioner.__version__", "0.1.0")
+    assert launcher(tmp_path, runtime_file=path)._bundle()[0].path == path
+    monkeypatch.setattr("provisioner.__version__", "0.2.0")
+    with pytest.raises(ConfigError, match=r"made by gpu-failover 0\.1\.0, and this is 0\.2\.0"):
+        launcher(tmp_path, runtime_file=path)._bundle()
+
+
 @pytest.mark.parametrize(
     ("image", "name"),
     [
