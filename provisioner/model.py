@@ -70,6 +70,8 @@ class Ending(StrEnum):
     NEVER_STARTED = "never_started"
     LIMIT = "limit"
     TAKEN_DOWN = "taken_down"
+    HOMEWARD = "homeward"
+    """No end yet: it is time for the job to go home, and this machine trains on until home is ready."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             + (cost or "-")
             + (f" + unknown: {', '.join(unpriced)}" if unpriced else ""),
         ),
+        *(("went home", _move_words(move)) for move in report.get("moves", [])),
         *_traffic(report),
         *_refusals(report),
         ("left behind", "nothing" if not report["leaked"] else "; ".join(report["leaked"])),
@@ -78,6 +79,13 @@ def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("model", "equals the uninterrupted run, bit for bit" if report["model_identical"] else "DIFFERS")
         )
     return figures
+
+
+def _move_words(move: Mapping[str, Any]) -> str:
+    cost = move["overlap_cost"]
+    words = "" if cost is None else f", which cost {cost['amount']:.4f} {cost['currency']}"
+    way = f"{move['from']} -> {move['to']}"
+    return f"{way}: {move['steps_lost']} steps lost, {move['overlap_seconds']:.0f} s of both{words}"
 
 
 def _traffic(report: Mapping[str, Any]) -> list[tuple[str, str]]:

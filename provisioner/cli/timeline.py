@@ -26,6 +26,10 @@ LINES: dict[str, str] = {
     "released": "{node}: released",
     "release_failed": "{node}: release not confirmed: {problem}",
     "copy_failed": "epoch {epoch}: no copies at {uri} for now: {problem}",
+    "homeward": "epoch {epoch}: time to go home: {reason}",
+    "home_calls": "home has a card: {words}; failover home {job} moves the job",
+    "stood_by": "epoch {epoch}: {node} {readiness}{because}",
+    "hand_over": "epoch {epoch}: asking for a last checkpoint; {to} takes over",
     "waiting": "nothing to be had; trying again in {seconds} s",
     "blind": "{what} does not answer: {problem}",
 }
@@ -34,7 +38,8 @@ LINES: dict[str, str] = {
 def line(event: Mapping[str, object]) -> str | None:
     """Return the event as one line, or None for what a person need not see."""
     kind = str(event.get("kind"))
-    values = {**event, "because": f": {event['reason']}" if event.get("reason") else ""}
+    ready = "is ready to take over" if event.get("ready") else "is of no use"
+    values = {**event, "readiness": ready, "because": f": {event['reason']}" if event.get("reason") else ""}
     if kind == "asked":
         problems = event.get("problems")
         words = "; ".join(str(problem) for problem in problems) if isinstance(problems, list) else ""

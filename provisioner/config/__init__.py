@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from provisioner.config.checkpoint import CheckpointConfig, KeepBestConfig, StoreConfig
 from provisioner.config.document import MAX_BYTES, Unreadable, dotted, read
 from provisioner.config.explain import explain
+from provisioner.config.failback import FailbackConfig
 from provisioner.config.mistakes import ConfigMistakes, Mistake
 from provisioner.config.models import (
     AutodlConfig,
@@ -39,6 +40,7 @@ __all__ = [
     "Config",
     "ConfigMistakes",
     "EstimateConfig",
+    "FailbackConfig",
     "FallbackConfig",
     "GcpConfig",
     "JobConfig",

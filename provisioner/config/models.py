@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, mo
 
 from provisioner.config.checkpoint import CheckpointConfig
 from provisioner.config.data import DataConfig
+from provisioner.config.failback import Failback, FailbackConfig
 from provisioner.config.names import (
     AutodlGpu,
     AutodlRegion,
@@ -444,10 +445,10 @@ class PolicyConfig(Section):
     ttl: Duration = Field(
         default=43200.0, description="Every machine turns itself off this long after its start, whatever happens here."
     )
-    failback: bool = Field(
-        default=False,
-        description="Go home to the primary when it has cards again. Not in this version: accepted, without effect. "
-        "A job whose fallback machine is lost asks the primary first.",
+    failback: Failback = Field(
+        default_factory=FailbackConfig,
+        description="When the job goes home to the primary. `true`, `false`, or one word for `mode` will do, too. A "
+        "job whose fallback machine is lost asks the primary first in any case.",
     )
     retry_for: DurationOrZero = Field(
         default=86400.0,

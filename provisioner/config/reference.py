@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from provisioner.config.checkpoint import CheckpointConfig, KeepBestConfig, StoreConfig
 from provisioner.config.data import DataConfig
+from provisioner.config.failback import FailbackConfig
 from provisioner.config.models import (
     AutodlConfig,
     AwsConfig,
@@ -45,6 +47,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("fallback[].gcp", GcpConfig),
     ("fallback[].local", LocalConfig),
     ("policy", PolicyConfig),
+    ("policy.failback", FailbackConfig),
 )
 
 _INTRODUCTION = """\
@@ -154,7 +157,8 @@ def _kinds(schema: dict[str, Any], root: dict[str, Any]) -> Iterator[str]:
             if inner.get("type") != "null":
                 yield from _kinds(inner, root)
     elif "enum" in schema or "const" in schema:
-        yield " or ".join(f"`{word}`" for word in schema.get("enum", [schema.get("const")]))
+        words = schema.get("enum", [schema.get("const")])
+        yield " or ".join(f"`{word if isinstance(word, str) else json.dumps(word)}`" for word in words)
     elif schema.get("type") == "array":
         yield "list of " + " or ".join(f"{kind}s" for kind in dict.fromkeys(_kinds(schema.get("items", {}), root)))
     elif schema.get("type") == "object":

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from provisioner import planner
 from provisioner.clouds.base import Cloud, Explains, Request
 from provisioner.config import Config, StoreConfig
-from provisioner.controller import survey, traffic
+from provisioner.controller import moving, survey, traffic
 from provisioner.controller.course import WorldCourse
 from provisioner.controller.directory import JobDirectory
 from provisioner.controller.failures import KnownFailures
 from provisioner.controller.flow import TAKEN_DOWN
+from provisioner.controller.homeward import Homeward
 from provisioner.controller.launch import Launcher
 from provisioner.controller.limits import Limits
 from provisioner.controller.race import race
@@ -27,15 +28,18 @@ from provisioner.controller.records import (
     Placement,
     Published,
     Released,
+    Stood,
     Watched,
 )
 from provisioner.controller.refusals import Refusals, as_failure, words
 from provisioner.controller.standing import beyond_budget, standing
 from provisioner.controller.start_failures import driver_failure
 from provisioner.controller.stores import place, stores
+from provisioner.controller.view import PlacementView
 from provisioner.controller.watch import Patience, Watch
-from provisioner.errors import CloudError, ConfigError, Unauthorized
+from provisioner.errors import CloudError, ConfigError, Unauthorized, Unreachable
 from provisioner.model import Ending, Failure, FailureKind, Gpu, JobRef, Launch, Market, Node, NodeState, Offer, Owned
+from provisioner.planner import Place
 from provisioner.telemetry.events import EventLog
 
 PAUSE_FIRST_S = 30.0
@@ -85,6 +89,8 @@ class World:
         self._preparation: threading.Thread | None = None
         self._enough_prepared = threading.Event()
         self._prepared: set[str] = set()
+        self._adopting: set[str] = set()
+        self.homeward = Homeward(config.policy.failback, now=now)
         self.refusals = Refusals(failures, job.name, self.cloud, events, now)
 
     # -- the steps, in the order of a job's life ------------------------------------------------------------------
@@ -139,14 +145,14 @@ class World:
         """
         settings = self.config.primary.autodl if self.config.primary else None
         if settings is None:
-            return Asked((), self.now(), stop=self._stop(begun, past))
+            return Asked((), self.now(), stop=self.why_stop(begun, past))
         until = (self.now() if since is None else since) + settings.wait
         if since is not None:
             self.take_down.wait(max(0.0, min(PRIMARY_AGAIN_S, until - self.now())))
         while True:
             offers, problems = self._offers(["autodl"])
             free = tuple(offer for offer in offers if offer.available is None or offer.available >= offer.gpu.count)
-            stop = self._stop(begun, past)
+            stop = self.why_stop(begun, past)
             refused = any(problem.kind is FailureKind.UNAUTHORIZED for problem in problems)
             late = self.now() >= until
             if free or stop or refused or late:
@@ -167,7 +173,7 @@ class World:
         passed = tuple((offer, over[offer.key]) for offer in offers if offer.key in over)
         left = tuple(offer for offer in offers if offer.key not in over)
         self.events.emit("asked", cloud="fallback", offers=len(left), problems=[p.message for p in problems])
-        stop = self._stop(begun, past) or beyond_budget(self.config, plan, known)
+        stop = self.why_stop(begun, past) or beyond_budget(self.config, plan, known)
         return Asked(left, self.now(), tuple(problems), False, stop, memory, passed, at)  # noqa: FBT003 - not again
 
     def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Choice]:
@@ -196,7 +202,7 @@ class World:
             answer = as_failure(error)
         if isinstance(answer, Failure):
             if launch is not None:  # there may be a machine after all: it must not train beside the next
-                self._forget_start(epoch, launch.token)
+                self.forget_start(epoch, launch.token)
             self.refusals.remember(answer, offer)
             said = f": {text}" if (text := words(answer)) else ""
             self.events.emit("refused", epoch=epoch, offer=offer.key, failure=answer.kind, code=answer.code, words=said)
@@ -204,19 +210,76 @@ class World:
         self.events.emit("claimed", epoch=epoch, offer=offer.key, node=answer.id)
         return Claimed(offer, self.now(), answer, None, choice.at_most)
 
+    def ask_home(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
+        """List what the primary has now, for a job that trains elsewhere."""
+        choices, memory, at, problem = self._home(begun, past)
+        offers = tuple(choice.offer for choice in choices)
+        self.events.emit("asked", cloud="autodl", offers=len(offers), problems=[p.message for p in problem])
+        return Asked(offers, self.now(), tuple(problem), memory=memory, standing=at)
+
+    def claim_home(self, choice: Choice, epoch: int, attempt: int, published: Published, before: int) -> Claimed:
+        """Get a machine at home that stands by, beside the one of the epoch ``before``."""
+        self.launcher.stands_by[epoch] = before
+        return self.claim(choice, epoch, attempt, published)
+
+    def stand_by(
+        self, claimed: Claimed, here: Node, home: Claimed, there: Node, begun: Begun, past: tuple[Placement, ...]
+    ) -> Stood:
+        """Wait until the machine at home is ready; the one that trains is watched meanwhile."""
+        stood = moving.stand_by(
+            self, (PlacementView(self, claimed, begun, past), here), (PlacementView(self, home, begun, past), there)
+        )
+        self.events.emit("stood_by", epoch=there.epoch, node=there.id, ready=stood.ready, reason=stood.reason)
+        return stood
+
+    def hand_over(
+        self, claimed: Claimed, here: Node, there: Node, begun: Begun, past: tuple[Placement, ...]
+    ) -> Watched:
+        """End the placement at the fallback with a last checkpoint; the machine at home goes on."""
+        self.events.emit("hand_over", epoch=here.epoch, node=here.id, to=there.id)
+        view = PlacementView(self, claimed, begun, past)
+        return self._concluded(here, moving.hand_over(self, view, here, there), view)
+
+    def free_at_home(self, begun: Begun, past: tuple[Placement, ...]) -> list[Choice]:
+        """Rank what the primary has now, without what a refusal has ruled out for a while. Raises CloudError."""
+        choices, _, _, problems = self._home(begun, past)
+        if problems:
+            raise Unreachable(problems[0].message)
+        return choices
+
+    def _home(
+        self, begun: Begun, past: tuple[Placement, ...]
+    ) -> tuple[list[Choice], planner.FailureMemory | None, planner.Standing, list[Failure]]:
+        offers, problems = self._offers(["autodl"])
+        free = tuple(offer for offer in offers if offer.available is None or offer.available >= offer.gpu.count)
+        memory, at = self.refusals.memory(["autodl"], begun.at), standing(self.config, begun, past, self.now())
+        asked = Asked(free, self.now(), tuple(problems), memory=memory, standing=at)
+        return self.rank(asked, (), None), memory, at, problems
+
     def race(self, choices: tuple[Choice, ...], epoch: int, attempt: int, published: Published) -> tuple[Claimed, ...]:
         """Claim all of them at once and keep the best machine: its answer is the last. The others are released."""
         return race(WorldCourse(self, epoch, attempt, published), choices)
 
     def watch(self, claimed: Claimed, node: Node, begun: Begun, past: tuple[Placement, ...]) -> Watched:
         """Follow the node; meanwhile let Terraform adopt it and prepare the fallbacks."""
-        self._adoption = _in_background(self._adopt, node)
+        if node.id not in self._adopting:  # it is watched again after a way home that came to nothing
+            self._adopting.add(node.id)
+            self._adoption = _in_background(self._adopt, node)
         if node.offer.cloud == "autodl":
             self._preparation = _in_background(self._prepare_fallbacks)
+        view = PlacementView(self, claimed, begun, past)
+        watched = Watch(view, self.patience(), self.now, self.take_down.wait).until_end(node)
+        if watched.ending is Ending.HOMEWARD:
+            self.events.emit("homeward", epoch=node.epoch, reason=watched.reason)
+            return watched
+        return self._concluded(node, watched, view)
+
+    def patience(self) -> Patience:
+        """Return how long a node is waited for."""
         policy = self.config.policy
-        patience = Patience(policy.poll, policy.lost_after, policy.boot_timeout)
-        view = _View(self, claimed, begun, past)
-        watched = Watch(view, patience, self.now, self.take_down.wait).until_end(node)
+        return Patience(policy.poll, policy.lost_after, policy.boot_timeout)
+
+    def _concluded(self, node: Node, watched: Watched, view: PlacementView) -> Watched:
         watched = replace(
             watched,
             reason=self._explained(node, watched),
@@ -238,7 +301,7 @@ class World:
             problem = str(error)
             self.events.emit("release_failed", node=node.id, problem=problem)
         released = Released(self.now(), problem)
-        self._forget_start(node.epoch, node.token)
+        self.forget_start(node.epoch, node.token)
         return released
 
     def pause(self, since: float, round_number: int) -> bool:
@@ -297,8 +360,12 @@ class World:
         standing: planner.Standing | None = None,
     ) -> planner.Plan:
         """Rank offers by the configuration. No outside effect."""
-        at = [place(store) for store in self.stores()]
+        at = self.places()
         return planner.plan(self.config, offers, memory=memory, now=now, lost=lost, standing=standing, stores=at)
+
+    def places(self) -> list[Place]:
+        """Return where the job's checkpoints are, its own store first."""
+        return [place(store) for store in self.stores()]
 
     def request(self) -> Request:
         """Return what the job asks of a machine."""
@@ -330,13 +397,14 @@ class World:
                 problems.append(as_failure(error))
         return offers, problems
 
-    def _stop(self, begun: Begun, past: tuple[Placement, ...], current: Claimed | None = None) -> str:
+    def why_stop(self, begun: Begun, past: tuple[Placement, ...], current: Claimed | None = None) -> str:
+        """Say why the job must end now, or nothing."""
         if self.take_down.is_set() or (self.directory.path / "takedown").exists():
             self.take_down.set()
             return TAKEN_DOWN
         return self.limits.reached(begun, past, current, self.now())
 
-    def _forget_start(self, epoch: int, token: str) -> None:
+    def forget_start(self, epoch: int, token: str) -> None:
         """Remove the start object; a store that does not answer now must not cost a machine its keeper."""
         try:
             self.launcher.remove_bootstrap(epoch, token)
@@ -389,56 +457,6 @@ class World:
                 self.events.emit("prepared", cloud=name, region=region)
             except CloudError as error:
                 self.events.emit("prepare_failed", cloud=name, region=region, problem=str(error))
-
-
-class _View:
-    """What the watch loop may see of one placement."""
-
-    def __init__(self, world: World, claimed: Claimed, begun: Begun, past: tuple[Placement, ...]) -> None:
-        self.world = world
-        self.claimed = claimed
-        self.begun = begun
-        self.past = past
-        self.heartbeat: Mapping[str, object] = {}
-        """The newest."""
-
-    def state(self, node: Node) -> NodeState | None:
-        try:
-            return self.world.cloud(node.offer.cloud).inspect(node)
-        except CloudError as error:
-            self.world.events.emit("blind", what=node.offer.cloud, problem=str(error))
-            return None
-
-    def read(self, node: Node) -> tuple[dict[str, object] | None, dict[str, object] | None] | None:
-        try:
-            return self.world.launcher.read_signs(node.epoch)
-        except CloudError as error:
-            self.world.events.emit("blind", what="store", problem=str(error))
-            return None
-
-    def stop(self) -> str:
-        return self.world._stop(self.begun, self.past, self.claimed)  # noqa: SLF001
-
-    def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool) -> None:
-        if first:
-            self.world._forget_start(node.epoch, node.token)  # noqa: SLF001
-        copies = traffic.copies(self.world.stores(), node.offer, heartbeat)
-        known = {copy.uri: copy for copy in traffic.copies(self.world.stores(), node.offer, self.heartbeat)}
-        self.heartbeat = heartbeat
-        self.world.events.emit(
-            "heartbeat",
-            epoch=node.epoch,
-            phase=heartbeat.get("phase"),
-            step=heartbeat.get("step"),
-            first=first,
-            replicas=[traffic.as_json(copy) for copy in copies],
-        )
-        for copy in copies:
-            before = known.get(copy.uri)
-            if copy.problem and not (before and before.problem):
-                self.world.events.emit("copy_failed", epoch=node.epoch, uri=copy.uri, problem=copy.problem)
-            if copy.step is not None and copy.step != (before.step if before else None):
-                self.world.events.emit("copied", epoch=node.epoch, uri=copy.uri, step=copy.step)
 
 
 def price_words(choice: Choice) -> str:

@@ -7,6 +7,7 @@ killed takes the job up after the last recorded step. Between steps only recorde
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from provisioner.controller.records import (
@@ -18,6 +19,8 @@ from provisioner.controller.records import (
     Placement,
     Published,
     Released,
+    Stood,
+    Surplus,
     Watched,
 )
 from provisioner.controller.report import build_report
@@ -78,6 +81,26 @@ class Effects(Protocol):
         """Claim all of them at once and keep the best machine: its answer is the last. The others are released."""
         ...
 
+    def ask_home(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
+        """List what the primary has now, for a job that trains elsewhere."""
+        ...
+
+    def claim_home(self, choice: Choice, epoch: int, attempt: int, published: Published, before: int) -> Claimed:
+        """Get a machine at home that stands by, beside the one of the epoch ``before``."""
+        ...
+
+    def stand_by(
+        self, claimed: Claimed, here: Node, home: Claimed, there: Node, begun: Begun, past: tuple[Placement, ...]
+    ) -> Stood:
+        """Wait until the machine at home is ready, or of no use; the one that trains is watched meanwhile."""
+        ...
+
+    def hand_over(
+        self, claimed: Claimed, here: Node, there: Node, begun: Begun, past: tuple[Placement, ...]
+    ) -> Watched:
+        """End the placement at the fallback with a last checkpoint; the machine at home goes on."""
+        ...
+
     def watch(self, claimed: Claimed, node: Node, begun: Begun, past: tuple[Placement, ...]) -> Watched:
         """Follow a node until its placement ends."""
         ...
@@ -93,6 +116,15 @@ class Effects(Protocol):
     def finish(self, claimed: frozenset[str]) -> Finished:
         """Remove the substrate and list what is left. ``claimed`` names the clouds that were asked for a machine."""
         ...
+
+
+@dataclass
+class Held:
+    """A machine that the job has, and the claims that failed for the sake of its placement."""
+
+    claimed: Claimed
+    node: Node
+    tries: list[Claimed]
 
 
 class Stopped(Exception):
@@ -114,6 +146,8 @@ class Flow:
         self.step = step
         self.placements: list[Placement] = []
         self.claims: list[Claimed] = []
+        self.epoch = 0
+        """The next one that is free."""
         self.passed: dict[str, Failure] = {}
         """Offers that a quota had no room for, by key."""
 
@@ -137,22 +171,77 @@ class Flow:
         return self.step("finish", self.effects.finish, clouds)
 
     def _place_until_done(self, begun: Begun, published: Published) -> tuple[Ending, str]:
-        epoch = begun.first_epoch
-        lost: Offer | None = None
+        self.epoch = begun.first_epoch
+        held = self._acquire(begun, None, published)
         while True:
-            first = len(self.claims)
-            claimed, node = self._acquire(begun, epoch, lost, published)
-            watched = self.step("watch", self.effects.watch, claimed, node, begun, tuple(self.placements))
-            released = self.step("release", self.effects.release, node)
-            self.placements.append(Placement(epoch, tuple(self.claims[first:-1]), claimed, node, watched, released))
+            watched, home = self._follow(held, begun, published)
+            released = self.step("release", self.effects.release, held.node)
+            self.placements.append(
+                Placement(held.node.epoch, tuple(held.tries), held.claimed, held.node, watched, released)
+            )
             if watched.ending in FINAL:
                 return watched.ending, watched.reason
-            if self._fruitless() >= MOST_FRUITLESS:
+            if home is None and self._fruitless() >= MOST_FRUITLESS:
                 return Ending.FAILED, f"{MOST_FRUITLESS} machines in a row trained no step: {watched.reason}"
-            if self._stuck():
+            if home is None and self._stuck():
                 return Ending.FAILED, f"{MOST_FRUITLESS} machines in a row hung and got no further: {watched.reason}"
-            lost = node.offer
-            epoch += 1
+            held = home or self._acquire(begun, held.node.offer, published)
+
+    def _follow(self, held: Held, begun: Begun, published: Published) -> tuple[Watched, Held | None]:
+        """Watch a placement to its end. When it is time to go home, the next machine is there before this one ends."""
+        past = tuple(self.placements)
+        while True:
+            watched = self.step("watch", self.effects.watch, held.claimed, held.node, begun, past)
+            if watched.ending is not Ending.HOMEWARD:
+                return watched, None
+            home = self._ready_at_home(held, begun, published)
+            if home is None:
+                continue
+            watched = self.step("hand_over", self.effects.hand_over, held.claimed, held.node, home.node, begun, past)
+            if watched.ending not in FINAL:
+                self.claims.append(home.claimed)
+                return watched, home
+            self._give_back(held, home)
+            return watched, None
+
+    def _ready_at_home(self, held: Held, begun: Begun, published: Published) -> Held | None:
+        """Get a machine at home and wait until it is ready to take over; None when it comes to nothing."""
+        past = tuple(self.placements)
+        asked = self.step("ask_home", self.effects.ask_home, begun, past)
+        tried: set[str] = set()
+        attempt = begun.first_attempt + len(self.claims)
+        while True:
+            ranked = self.effects.rank(asked, tuple(self.claims), None)
+            choice = next((one for one in ranked if one.offer.key not in tried), None)
+            if choice is None:
+                return None
+            tried.add(choice.offer.key)
+            claimed = self.step(
+                "claim_home", self.effects.claim_home, choice, self.epoch, attempt, published, held.node.epoch
+            )
+            if claimed.node is None:
+                self._add(held, claimed)
+                _stop_if_told(claimed.stop)
+                continue
+            self.epoch += 1
+            home = Held(claimed, claimed.node, [])
+            stood = self.step(
+                "stand_by", self.effects.stand_by, held.claimed, held.node, claimed, home.node, begun, past
+            )
+            if stood.ready:
+                return home
+            self._give_back(held, home)
+            return None
+
+    def _give_back(self, held: Held, home: Held) -> None:
+        """Release a machine at home that is not needed after all. It belongs to the placement that it was meant for."""
+        released = self.step("release", self.effects.release, home.node)
+        surplus = Surplus(home.node, released.at, released.problem)
+        self._add(held, replace(home.claimed, node=None, surplus=surplus))
+
+    def _add(self, held: Held, claimed: Claimed) -> None:
+        self.claims.append(claimed)
+        held.tries.append(claimed)
 
     def _fruitless(self) -> int:
         """Count the placements at the end of the list that trained no step: a broken job must not cost for ever."""
@@ -169,7 +258,7 @@ class Flow:
         steps = [watched.last_step or 0 for watched in last]
         return len(last) == MOST_FRUITLESS and all(one.cause == HUNG for one in last) and max(steps) <= steps[0]
 
-    def _acquire(self, begun: Begun, epoch: int, lost: Offer | None, published: Published) -> tuple[Claimed, Node]:
+    def _acquire(self, begun: Begun, lost: Offer | None, published: Published) -> Held:
         """Try the primary, then the fallbacks, round after round. Raises Stopped when nothing is to be had."""
         first = len(self.claims)
         since: float | None = None
@@ -183,9 +272,10 @@ class Flow:
                 self.passed |= {offer.key: failure for offer, failure in asked.passed}
                 _stop_if_told(asked.stop)
                 attempt = begun.first_attempt + round_number
-                claimed = self._claim_first(asked, epoch, attempt, lost, published)
+                claimed = self._claim_first(asked, attempt, lost, published)
                 if claimed is not None and claimed.node is not None:
-                    return claimed, claimed.node
+                    self.epoch += 1
+                    return Held(claimed, claimed.node, self.claims[first:-1])
             round_number += 1
             refusals += [claimed.failure.kind for claimed in self.claims[first:] if claimed.failure]
             if refusals and set(refusals) <= HOPELESS:
@@ -202,9 +292,7 @@ class Flow:
             yield asked
         yield self.step("ask_fallback", self.effects.ask_fallback, begun, past)
 
-    def _claim_first(
-        self, asked: Asked, epoch: int, attempt: int, lost: Offer | None, published: Published
-    ) -> Claimed | None:
+    def _claim_first(self, asked: Asked, attempt: int, lost: Offer | None, published: Published) -> Claimed | None:
         """Claim along the ranking. What an answer rules out is not tried."""
         tried: set[str] = set()
         while True:
@@ -215,9 +303,9 @@ class Flow:
             tried.update(choice.offer.key for choice in choices)
             answers: tuple[Claimed, ...]
             if len(choices) == 1:
-                answers = (self.step("claim", self.effects.claim, choices[0], epoch, attempt, published),)
+                answers = (self.step("claim", self.effects.claim, choices[0], self.epoch, attempt, published),)
             else:
-                answers = self.step("race", self.effects.race, choices, epoch, attempt, published)
+                answers = self.step("race", self.effects.race, choices, self.epoch, attempt, published)
             self.claims += answers
             if answers[-1].node is not None:
                 return answers[-1]

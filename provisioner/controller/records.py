@@ -156,6 +156,15 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
+class Stood:
+    """Whether a machine that is to take over is ready; if not, why."""
+
+    ready: bool
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """Whether the machine is gone for certain; ``problem`` is one line when it is not."""
 

@@ -76,6 +76,7 @@ def build_report(
         "placements": [_placement(placement) for placement in placements],
         "refused": [_attempt(claimed) for claimed in _without_placement(placements, claims)],
         "unknown_codes": _unknown_codes(claims),
+        "moves": [_move(before, after) for before, after in pairwise(placements) if _overlap(before, after)],
         "surplus": [_surplus(claimed) for claimed in surplus],
         "over_quota": _over_quota(passed or {}),
         "restored_step": restored[-1] if restored else None,
@@ -195,6 +196,26 @@ def _over_quota(passed: Mapping[str, Failure]) -> list[dict[str, object]]:
 def _without_placement(placements: Sequence[Placement], claims: Sequence[Claimed]) -> Sequence[Claimed]:
     """Return the claims of the last search, the one that led to no placement."""
     return claims[sum(len(placement.claims) + 1 for placement in placements) :]
+
+
+def _overlap(before: Placement, after: Placement) -> float:
+    """Return for how long the job had both machines, in seconds."""
+    return max(0.0, before.released.at - after.node.claimed_at)
+
+
+def _move(before: Placement, after: Placement) -> dict[str, object]:
+    """Tell of a placement that took over from one that still trained, and what it cost to have both machines."""
+    seconds = _overlap(before, after)
+    price = after.claimed.price
+    cost = None if price is None else Money(price.amount * Decimal(str(seconds)) / 3600, price.currency)
+    return {
+        "from": before.node.offer.key,
+        "to": after.node.offer.key,
+        "at": before.watched.at,
+        "steps_lost": _steps_lost([before, after]),
+        "overlap_seconds": round(seconds, 3),
+        "overlap_cost": _money(cost),
+    }
 
 
 def _steps_lost(placements: Sequence[Placement]) -> int:

@@ -19,6 +19,7 @@ from provisioner.controller.effects import World
 from provisioner.controller.engine import Engine
 from provisioner.controller.failures import KnownFailures
 from provisioner.controller.launch import Launcher, open_job_store, stored_uid
+from provisioner.controller.moving import WISH
 from provisioner.errors import CloudError, ConfigError, Interrupted
 from provisioner.telemetry.events import EventLog
 
@@ -51,7 +52,7 @@ def begin_record(directory: JobDirectory, config_path: Path, *, fresh: bool, now
     uid = new_uid() if fresh else (old.uid if old else stored_uid or new_uid())
     run = old.run + 1 if old else 1
     shutil.copyfile(config_path, directory.path / f"failover.{run}.yaml")
-    for name in ("takedown", "report.json"):  # an earlier run's
+    for name in ("takedown", WISH, "report.json"):  # an earlier run's
         (directory.path / name).unlink(missing_ok=True)
     record = JobRecord(directory.name, uid, run, open=True, config_path=str(config_path.resolve()), started_at=now)
     directory.remember(record)
@@ -222,6 +223,26 @@ def reopened_config(directory: JobDirectory, record: JobRecord, environ: Mapping
     """Read a run's configuration to look after it: secrets and workdir, which only a start needs, may be missing."""
     original = Path(record.config_path)
     return parse(kept_config(directory, record), str(original), original.parent, environ, for_start=False)
+
+
+def wish_home(directory: JobDirectory, environ: Mapping[str, str]) -> int | None:
+    """Note that the operator wants a job home; return its controller's process, None where none runs.
+
+    Raises ConfigError for a job that this state directory does not know, that has ended, or that has no primary.
+    """
+    record = directory.record()
+    name = directory.path.name
+    if record is None:
+        message = f"no job {name!r} in {directory.path.parent}"
+        raise ConfigError(message, hint="failover status lists the jobs")
+    if not record.open:
+        message = f"job {name} has ended"
+        raise ConfigError(message, hint=f"failover run {record.config_path} starts it, at the primary first")
+    if reopened_config(directory, record, environ).primary is None:
+        message = f"job {name} has no primary to go home to"
+        raise ConfigError(message, hint=f"add one to {record.config_path}; it counts from the next run on")
+    (directory.path / WISH).touch(mode=0o600)
+    return directory.controller_pid()
 
 
 def take_down(name: str, environ: Mapping[str, str], *, say: Callable[[str], None]) -> dict[str, object]:

@@ -104,6 +104,10 @@ class View(Protocol):
         """Take note of a new heartbeat."""
         ...
 
+    def homeward(self, heartbeat: dict[str, object]) -> str:
+        """Say why the job should go home now, or nothing."""
+        ...
+
 
 @dataclass
 class Watch:
@@ -116,24 +120,35 @@ class Watch:
 
     def until_end(self, node: Node) -> Watched:
         """Look again and again until the placement has ended."""
-        now = self.now()
-        signs = Signs(now=now, claimed_at=node.claimed_at, read_at=now)
+        signs = self.begin(node)
         while True:
-            signs = self._look(node, signs)
+            signs = self.look(node, signs)
             verdict = judge(signs, self.patience)
             if verdict is not None:
-                return self._watched(self._last_word(node, signs), *verdict)
+                return self.ended(node, signs, *verdict)
+            if signs.heartbeat is not None and (why := self.view.homeward(signs.heartbeat)):
+                return self._watched(signs, Ending.HOMEWARD, why)
             self.wait(self.patience.poll_s)
+
+    def ended(self, node: Node, signs: Signs, ending: Ending, reason: str) -> Watched:
+        """Return how the placement went, with the node's last figures."""
+        return self._watched(self._last_word(node, signs), ending, reason)
+
+    def begin(self, node: Node) -> Signs:
+        """Return what is known before the first look."""
+        now = self.now()
+        return Signs(now=now, claimed_at=node.claimed_at, read_at=now)
 
     def _last_word(self, node: Node, signs: Signs) -> Signs:
         """Wait a moment for the heartbeat that follows ``done.json``: it has the node's last figures."""
         until = signs.now + LAST_WORD_S
         while signs.done is not None and not (signs.heartbeat or {}).get("end") and signs.now < until:
             self.wait(min(self.patience.poll_s, 0.5))
-            signs = self._look(node, signs)
+            signs = self.look(node, signs)
         return signs
 
-    def _look(self, node: Node, before: Signs) -> Signs:
+    def look(self, node: Node, before: Signs) -> Signs:
+        """Ask the cloud and the store once."""
         state = self.view.state(node)  # before the store: a node writes its last word, then its machine goes
         read = self.view.read(node)
         signs = replace(before, now=self.now(), state=state, stored=read is not None, stop=self.view.stop())

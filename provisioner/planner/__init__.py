@@ -11,6 +11,7 @@ from provisioner.model import Offer
 from provisioner.planner.blocks import Block, blocks
 from provisioner.planner.expected import Expected, Place
 from provisioner.planner.memory import FailureMemory, Remembered, money_json, offer_json
+from provisioner.planner.moves import saving
 from provisioner.planner.notes import notes
 from provisioner.planner.pools import Pool, pool
 from provisioner.planner.rank import rank
@@ -41,6 +42,7 @@ __all__ = [
     "plan",
     "pool",
     "rank",
+    "saving",
     "speed",
     "terms",
 ]

@@ -113,11 +113,11 @@ class Notice(_Part):
 class Do(_Part):
     """What happens. Several things happen in the order of the fields."""
 
-    stock: Literal["zero"] | tuple[Stock, ...] | None = None
     faults: tuple[Fault, ...] | None = None
     gcp_faults: tuple[GceFault, ...] | None = None
     take_machine: TakeMachine | None = None
     notice: Notice | None = None
+    stock: Literal["zero"] | tuple[Stock, ...] | None = None
 
 
 class Event(_Part):
@@ -277,8 +277,6 @@ class Stage:
     def _act(self, do: Do) -> bool:
         """Do it; False when there is no machine to do it to yet."""
         machine, begin = None, time.time()
-        if do.stock is not None:
-            self._theatre.set_stock([] if do.stock == "zero" else [stock.model_dump() for stock in do.stock])
         if do.faults is not None:
             self._theatre.aws.faults.set(do.faults)
         if do.gcp_faults is not None:
@@ -290,6 +288,8 @@ class Stage:
                 machine = self._theatre.notice(do.notice.seconds, cloud=do.notice.cloud)
         except LookupError:
             return False
+        if do.stock is not None:  # last: a card that was just taken is free for others, or it is not
+            self._theatre.set_stock([] if do.stock == "zero" else [stock.model_dump() for stock in do.stock])
         done = do.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         event: dict[str, Any] = {"time": begin, "do": done, "machine": machine}
         if do.notice is not None:

@@ -139,6 +139,30 @@ def test_a_machine_that_is_promised_and_dies_before_it_runs_is_a_refusal(tmp_pat
 
 
 @pytest.mark.slow
+def test_a_job_comes_home_without_losing_a_step_and_says_what_the_way_cost(tmp_path: Path) -> None:
+    done = drill(
+        "examples/drills/come-home.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["result"] == "completed"
+    placements = report["placements"]
+    assert [(one["cloud"], one["ended"], one["cause"]) for one in placements] == [
+        ("autodl", "lost", ""),
+        ("aws", "stopped", "home"),
+        ("autodl", "completed", "done"),
+    ]
+    (move,) = report["moves"]
+    assert (move["from"].split("/")[0], move["to"].split("/")[0], move["steps_lost"]) == ("aws", "autodl", 0)
+    assert placements[2]["restored_step"] == placements[1]["last_step"] > 45
+    assert move["overlap_cost"]["amount"] == pytest.approx(1.88 * move["overlap_seconds"] / 3600, abs=1e-6)
+    assert placements[2]["claimed_at"] < placements[1]["ended_at"], "home was ready before the fallback stopped"
+    assert report["leaked"] == []
+    assert report["model_identical"] is True
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.slow
 def test_autodl_and_aws_have_nothing_google_cloud_says_yes_then_no_and_zone_b_finishes(tmp_path: Path) -> None:
     done = drill(
         "examples/drills/cross-cloud.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")

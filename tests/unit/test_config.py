@@ -103,7 +103,7 @@ def test_anchors_and_merge_keys_work_and_own_keys_win():
         "resources: &base {count: 2, min_vram_gb: 16}\npolicy:\n  <<: {ttl: 3h, failback: false}\n  ttl: 4h\n"
     )
     config = read(text)
-    assert (config.policy.ttl, config.policy.failback, config.resources.count) == (4 * 3600, False, 2)
+    assert (config.policy.ttl, config.policy.failback.mode, config.resources.count) == (4 * 3600, "never", 2)
 
 
 def test_a_block_with_nothing_behind_it_has_no_settings():

@@ -19,6 +19,7 @@ from provisioner.controller.records import (
     Finished,
     Published,
     Released,
+    Stood,
     Surplus,
     Watched,
 )
@@ -132,6 +133,54 @@ class World:
         return Finished(self._tick(), tuple(node.id for node in self.machines.values()))
 
 
+@dataclass
+class Homesick(World):
+    """A job that trains away hears home's call, once for each letter of ``calls``.
+
+    r: home refuses. n: its machine is never ready. h: the job moves. c: it completes while it is handed over. d: the
+    fallback is lost then.
+    """
+
+    calls: str = ""
+    tries: list[int] = field(default_factory=list)
+    """The attempts at home so far: one that is repeated after a crash is the same."""
+    epochs: dict[int, int] = field(default_factory=dict)
+
+    def ask_primary(self, begun: Begun, past: tuple, since: float | None) -> Asked:
+        free = not past or past[-1].watched.cause == "home"
+        return Asked((HOME,) if free else (), self._tick())
+
+    def watch(self, claimed: Claimed, node: Node, begun: Begun, past: tuple) -> Watched:
+        at = self._tick()
+        if node.offer == HOME and not past:
+            return Watched(Ending.LOST, "", at, at, at, None, 10)
+        if node.offer == HOME or len(self.tries) == len(self.calls):
+            return Watched(Ending.COMPLETED, "", at, at, at, 10, 100)
+        return Watched(Ending.HOMEWARD, "a card", at, at, at, 10, 20)
+
+    def ask_home(self, begun: Begun, past: tuple) -> Asked:
+        return Asked((HOME,), self._tick())
+
+    def claim_home(self, choice: Choice, epoch: int, attempt: int, published: Published, before: int) -> Claimed:
+        if attempt not in self.tries:
+            self.tries.append(attempt)
+        self.epochs[epoch] = self.tries.index(attempt)
+        if self.calls[self.epochs[epoch]] == "r":
+            return Claimed(HOME, self._tick(), None, Failure(FailureKind.NO_CAPACITY, Scope.OFFER, "sold out", ""))
+        return self.claim(choice, epoch, attempt, published)
+
+    def stand_by(self, claimed: Claimed, here: Node, home: Claimed, there: Node, begun: Begun, past: tuple) -> Stood:
+        assert {here.token, there.token} <= set(self.machines), "the fallback trains on"
+        if self.calls[self.epochs[there.epoch]] == "n":
+            return Stood(False, "no driver", self._tick())
+        return Stood(True, "", self._tick())
+
+    def hand_over(self, claimed: Claimed, here: Node, there: Node, begun: Begun, past: tuple) -> Watched:
+        letter, at = self.calls[self.epochs[there.epoch]], self._tick()
+        ending = {"h": Ending.STOPPED, "c": Ending.COMPLETED, "d": Ending.LOST}[letter]
+        return Watched(ending, "", at, at, at, 10, 30, cause="home" if letter == "h" else "")
+
+
 class Recorder:
     """Records answers as the engine does; dies after the n-th new one."""
 
@@ -208,6 +257,47 @@ def test_a_race_goes_through_other_regions_of_the_same_market_only() -> None:
     assert [choice.offer for choice in abreast(home, 3)] == [HOME]
     assert [choice.offer for choice in abreast([Choice(first), *home], 3)] == [first]
     assert abreast([], 3) == ()
+
+
+@pytest.mark.parametrize(
+    ("calls", "clouds"),
+    [
+        ("", ["autodl", "aws"]),
+        ("h", ["autodl", "aws", "autodl"]),
+        ("rnh", ["autodl", "aws", "autodl"]),
+        ("nr", ["autodl", "aws"]),
+        ("d", ["autodl", "aws", "autodl"]),
+        ("nc", ["autodl", "aws"]),
+    ],
+)
+def test_the_way_home(calls: str, clouds: list[str]) -> None:
+    world = Homesick(home=[True], refusals={}, endings=[], calls=calls)
+    report = run(world, Recorder())
+    assert [placement["cloud"] for placement in report["placements"]] == clouds
+    assert (report["result"], report["leaked"], world.machines) == ("completed", [], {})
+    assert len(report["surplus"]) == calls.count("n") + calls.count("c")
+    assert report["refused"] == []
+    attempts = [attempt for placement in report["placements"] for attempt in placement["attempts"]]
+    assert sum(attempt["failure"] == "no_capacity" for attempt in attempts) == calls.count("r")
+
+
+@settings(max_examples=200)
+@given(calls=st.text("rn", max_size=3), end=st.sampled_from(["", "h", "c", "d"]), die_after=st.integers(0, 40))
+def test_the_way_home_killed_anywhere_makes_one_machine_an_epoch_and_leaves_none(
+    calls: str, end: str, die_after: int
+) -> None:
+    world = Homesick(home=[True], refusals={}, endings=[], calls=calls + end)
+    recorder = Recorder()
+    recorder.die_after = die_after
+    try:
+        report = run(world, recorder)
+    except Killed:
+        recorder.die_after = None
+        report = run(world, recorder)
+    assert (report["result"], report["leaked"], world.machines) == ("completed", [], {})
+    epochs = [node.epoch for node in world.made.values()]
+    assert len(epochs) == len(set(epochs)), "two machines for one epoch"
+    assert world.most_alive <= 2
 
 
 class Stuck(World):

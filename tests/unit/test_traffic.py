@@ -16,9 +16,9 @@ from provisioner.cli.traffic import copy_lines, egress_words, size_words
 from provisioner.config import StoreConfig
 from provisioner.controller import traffic
 from provisioner.controller.directory import JobDirectory, JobRecord, state_root
-from provisioner.controller.effects import _View
 from provisioner.controller.records import Begun, Claimed, Finished, Placement, Released, Transfer, Watched
 from provisioner.controller.report import build_report
+from provisioner.controller.view import PlacementView
 from provisioner.model import Ending, Gpu, JobRef, Market, Money, Node, Offer
 from provisioner.telemetry.events import EventLog
 
@@ -121,11 +121,11 @@ def test_the_controller_tells_each_copy_and_a_replica_that_breaks_once():
     world = SimpleNamespace(
         stores=lambda: STORES,
         events=SimpleNamespace(emit=lambda kind, **fields: told.append((kind, fields))),
-        _forget_start=lambda _epoch, _token: None,
+        forget_start=lambda _epoch, _token: None,
     )
     where = offer("aws", "us-east-1")
     node = Node("i-1", where, JOB, 1, "token", claimed_at=0.0)
-    view = _View(world, Claimed(where, 0.0, node, None), Begun(0, 1), ())
+    view = PlacementView(world, Claimed(where, 0.0, node, None), Begun(0, 1), ())
     view.changed(node, {"step": 1}, first=True)
     for _ in range(3):
         view.changed(node, BEAT, first=False)

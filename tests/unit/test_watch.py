@@ -76,6 +76,9 @@ class Script:
         self.at = min(self.at + 1, len(self.scenes) - 1)
         return scene
 
+    def homeward(self, heartbeat: dict[str, object]) -> str:
+        return "time to go home" if heartbeat.get("step") == -77 else ""
+
     def stop(self) -> str:
         return ""
 
@@ -144,3 +147,11 @@ def test_the_nodes_word_for_the_cause_is_kept(
     script = Script([(NodeState.RUNNING, (done, {"seq": 1, "time": 10.0, "end": end}))])
     clock = iter(range(10, 1000))
     assert Watch(script, PATIENCE, lambda: next(clock), lambda _: None).until_end(NODE).cause == cause
+
+
+def test_time_to_go_home_ends_the_watch_and_not_the_placement() -> None:
+    beats = [{"seq": seq, "step": step, "time": 10.0} for seq, step in ((1, 76), (2, -77))]
+    script = Script([(NodeState.RUNNING, (None, beat)) for beat in beats])
+    clock = iter(range(10, 1000))
+    watched = Watch(script, PATIENCE, lambda: next(clock), lambda _: None).until_end(NODE)
+    assert (watched.ending, watched.reason, watched.last_step) == (Ending.HOMEWARD, "time to go home", -77)

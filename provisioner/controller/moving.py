@@ -1,0 +1,142 @@
+"""The way home: a machine stands by until the command has proved to run there; then the fallback stops, and it begins.
+
+Each part can be repeated after a crash. A controller that dies in between leaves no gap: called by the fallback's last
+heartbeat, the machine that stands by begins by itself; not called, both train and wait on until they are looked after.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from provisioner import planner
+from provisioner.checkpoint import layout
+from provisioner.controller.flow import FINAL
+from provisioner.controller.records import Begun, Claimed, Placement, Stood, Watched
+from provisioner.controller.standing import standing
+from provisioner.controller.watch import View, Watch, judge
+from provisioner.errors import CloudError
+from provisioner.model import Ending, Node, Offer
+
+if TYPE_CHECKING:
+    from provisioner.controller.effects import World
+
+WORTH = Decimal("0.05")
+"""What share of the cost of staying a move has to save."""
+SLACK_S = 60.0
+"""How long after its time to stop a fallback machine is waited for before its job goes on at home, in seconds."""
+HINT_S = 5.0
+"""How often the hint is written anew until the node has heard it, in seconds."""
+WISH = "home"
+"""File in the job's directory by which the operator asks for the way home."""
+
+
+class Doorstep:
+    """What ``homeward.Homeward`` asks: the wish of the operator, the primary's stock, and whether a move pays."""
+
+    def __init__(
+        self, world: World, claimed: Claimed, begun: Begun, past: Sequence[Placement], step: int | None
+    ) -> None:
+        """Take the placement that trains; ``step`` is its newest step."""
+        self._world = world
+        self._claimed, self._begun, self._past = claimed, begun, past
+        self._step = step
+
+    def wished(self) -> bool:
+        """Say whether the operator has asked, once."""
+        path = self._world.directory.path / WISH
+        if not path.exists():
+            return False
+        path.unlink(missing_ok=True)
+        return True
+
+    def home_offers(self) -> Sequence[Offer]:
+        """List the primary's free offers, the best first. Raises CloudError."""
+        return [choice.offer for choice in self._world.free_at_home(self._begun, tuple(self._past))]
+
+    def pays(self, offer: Offer) -> str:
+        """Say what the move saves, if it saves enough."""
+        config, now = self._world.config, self._world.now()
+        here, there = self._claimed.price, offer.price_per_hour
+        if here is None or there is None:
+            return ""
+        at, step = standing(config, self._begun, self._past, now), self._step
+        if config.job.steps is not None and step is not None:
+            at = replace(at, done=min(1.0, step / config.job.steps))
+        terms = planner.terms(config, standing=at, stores=self._world.places())
+        found = planner.saving(self._claimed.offer, here, offer, there, terms)
+        if found is None or found[0] <= found[1] * WORTH:
+            return ""
+        return f"the move saves about {found[0]} of {found[1]} USD to the end"
+
+    def tell(self, kind: str, **fields: object) -> None:
+        """Pass an event on."""
+        self._world.events.emit(kind, job=self._world.job.name, **fields)
+
+
+def stand_by(world: World, here: tuple[View, Node], there: tuple[View, Node]) -> Stood:
+    """Wait until the machine at home is ready, or is known to be of no use; the fallback trains on meanwhile."""
+    patience = world.patience()
+    watches = [(Watch(view, patience, world.now, world.take_down.wait), node) for view, node in (here, there)]
+    signs = [watch.begin(node) for watch, node in watches]
+    until = world.now() + patience.boot_timeout_s + world.config.policy.failback.trial
+    while True:
+        signs = [watch.look(node, before) for (watch, node), before in zip(watches, signs, strict=True)]
+        away, home = (judge(sign, patience) for sign in signs)
+        if away is not None and away[0] in FINAL:
+            return Stood(False, "the job has ended meanwhile", world.now())  # noqa: FBT003
+        if home is not None:
+            return Stood(False, home[1], world.now())  # noqa: FBT003
+        if (signs[1].heartbeat or {}).get("phase") == "standby":
+            return Stood(True, "", world.now())  # noqa: FBT003
+        if world.now() >= until:
+            return Stood(False, "home was not ready in time", world.now())  # noqa: FBT003
+        world.take_down.wait(world.config.policy.poll)
+
+
+def hand_over(world: World, view: View, here: Node, there: Node) -> Watched:
+    """Ask the fallback for a last checkpoint and its end, follow it there, and call the machine at home.
+
+    A job that ends for good meanwhile calls nobody.
+    """
+    policy = world.config.policy
+    by = world.now() + policy.failback.handover
+    late = by + SLACK_S
+    hint = {"kind": "going home", "cause": "home", "deadline": by, "detail": there.offer.key, "final": True}
+    patience = world.patience()
+    watch = Watch(view, patience, world.now, world.take_down.wait)
+    signs = watch.begin(here)
+    asked_at = float("-inf")
+    while True:
+        signs = watch.look(here, signs)
+        verdict = judge(signs, patience)
+        if verdict is None and world.now() >= late:
+            verdict = Ending.LOST, "it did not stop for the way home"
+        if verdict is not None:
+            watched = watch.ended(here, signs, *verdict)
+            break
+        if world.now() - asked_at >= HINT_S and (signs.heartbeat or {}).get("phase") in {"training", "saving", None}:
+            asked_at = world.now()
+            _write(world, layout.hint(here.epoch), hint)
+        world.take_down.wait(min(1.0, policy.poll))
+    if watched.ending not in FINAL:
+        _call(world, there.epoch)
+    return watched
+
+
+def _call(world: World, epoch: int) -> None:
+    """Let the machine at home begin. It begins by itself where the fallback has said why it ends."""
+    while not _write(world, layout.call(epoch), {}) and not world.take_down.is_set():
+        world.take_down.wait(world.config.policy.poll)
+
+
+def _write(world: World, key: str, value: dict[str, object]) -> bool:
+    try:
+        world.launcher.store.put(key, json.dumps(value).encode())
+    except CloudError as error:
+        world.events.emit("blind", what="store", problem=str(error))
+        return False
+    return True

@@ -1,0 +1,81 @@
+"""What the watch loop may see of one placement in the real world."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from provisioner.controller import traffic
+from provisioner.controller.moving import Doorstep
+from provisioner.controller.records import Begun, Claimed, Placement
+from provisioner.errors import CloudError
+from provisioner.model import Node, NodeState
+
+if TYPE_CHECKING:
+    from provisioner.controller.effects import World
+
+
+class PlacementView:
+    """What the watch loop may see of one placement."""
+
+    def __init__(self, world: World, claimed: Claimed, begun: Begun, past: tuple[Placement, ...]) -> None:
+        """Take the placement."""
+        self.world = world
+        self.claimed = claimed
+        self.begun = begun
+        self.past = past
+        self.heartbeat: Mapping[str, object] = {}
+        """The newest."""
+
+    def state(self, node: Node) -> NodeState | None:
+        """Ask the cloud; None when it does not answer."""
+        try:
+            return self.world.cloud(node.offer.cloud).inspect(node)
+        except CloudError as error:
+            self.world.events.emit("blind", what=node.offer.cloud, problem=str(error))
+            return None
+
+    def read(self, node: Node) -> tuple[dict[str, object] | None, dict[str, object] | None] | None:
+        """Read (done, heartbeat) from the store; None when it does not answer."""
+        try:
+            return self.world.launcher.read_signs(node.epoch)
+        except CloudError as error:
+            self.world.events.emit("blind", what="store", problem=str(error))
+            return None
+
+    def stop(self) -> str:
+        """Say why the job must end now, or nothing."""
+        return self.world.why_stop(self.begun, self.past, self.claimed)
+
+    def homeward(self, heartbeat: dict[str, object]) -> str:
+        """Only a job that is away can go home."""
+        if self.world.config.primary is None or self.claimed.offer.cloud == "autodl":
+            return ""
+        if heartbeat.get("phase") not in {"training", "saving"}:
+            return ""
+        step = heartbeat.get("step")
+        door = Doorstep(self.world, self.claimed, self.begun, self.past, step if isinstance(step, int) else None)
+        moves = [placement.watched.at for placement in self.past if placement.watched.cause == "home"]
+        return self.world.homeward.why(door, moves)
+
+    def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool) -> None:
+        """Tell of a new heartbeat."""
+        if first:
+            self.world.forget_start(node.epoch, node.token)
+        copies = traffic.copies(self.world.stores(), node.offer, heartbeat)
+        known = {copy.uri: copy for copy in traffic.copies(self.world.stores(), node.offer, self.heartbeat)}
+        self.heartbeat = heartbeat
+        self.world.events.emit(
+            "heartbeat",
+            epoch=node.epoch,
+            phase=heartbeat.get("phase"),
+            step=heartbeat.get("step"),
+            first=first,
+            replicas=[traffic.as_json(copy) for copy in copies],
+        )
+        for copy in copies:
+            before = known.get(copy.uri)
+            if copy.problem and not (before and before.problem):
+                self.world.events.emit("copy_failed", epoch=node.epoch, uri=copy.uri, problem=copy.problem)
+            if copy.step is not None and copy.step != (before.step if before else None):
+                self.world.events.emit("copied", epoch=node.epoch, uri=copy.uri, step=copy.step)
