@@ -1,11 +1,11 @@
-"""``failover status`` and ``failover logs``."""
+"""``failover status``."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +15,6 @@ from provisioner.cli.timeline import line
 from provisioner.cli.traffic import copy_lines
 
 if TYPE_CHECKING:
-    from provisioner.checkpoint.store import Store
     from provisioner.controller.directory import JobDirectory, JobRecord
 
 
@@ -49,12 +48,12 @@ def _show(job: str | None, *, as_json: bool) -> None:
 
     root = state_root(os.environ)
     if job is not None:
-        directory, _ = _known(job)
+        directory, _ = known(job)
         found = [_summary(directory)]
     else:
         found = [_summary(JobDirectory(root, record.name)) for record in jobs(root)]
     if as_json:
-        print_json(found if job is None else {**found[0], "events": list(_events(directory))})
+        print_json(found if job is None else {**found[0], "events": list(events_of(directory))})
         return
     columns = ["job", "uid", "run", "state", "controller", "epoch", "where", "step", "since"]
     print_table(columns, [[row[column] for column in columns] for row in found])
@@ -65,42 +64,15 @@ def _show(job: str | None, *, as_json: bool) -> None:
     if job is not None:
         for words in copy_lines(found[0]["replicas"], found[0]["egress_prices_of"]):
             click.echo(f"copies: {words}")
-        for event in _events(directory):
+        for event in events_of(directory):
             text = line(event)
             if text:
                 at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.get("time", 0)))
                 click.echo(f"{at}  {text}")
 
 
-@click.command()
-@click.argument("job")
-@click.option("--epoch", type=int, help="Only this placement's log.")
-@click.option("--follow", "-f", is_flag=True, help="Wait for more, until the job is done.")
-@click.option("--json", "as_json", is_flag=True, help="Print the controller's events instead, one JSON object a line.")
-def logs(job: str, *, epoch: int | None, follow: bool, as_json: bool) -> int:
-    """Print what the training of JOB has printed, over all its machines, from the store."""
-    if as_json and (follow or epoch is not None):
-        raise click.UsageError("--json prints the controller's events: leave out --epoch and --follow")
-    directory, record = _known(job)
-    if as_json:
-        for event in _events(directory):
-            click.echo(_line(event))
-        return 0
-    from provisioner.controller.launch import open_job_store
-    from provisioner.controller.run import reopened_config
-
-    store = open_job_store(reopened_config(directory, record, os.environ), os.environ)
-
-    def ended() -> bool:
-        now = directory.record()
-        return now is None or not now.open
-
-    for text in _log_text(store, epoch, ended if follow else lambda: True):
-        click.echo(text, nl=False)
-    return 0
-
-
-def _known(name: str) -> tuple[JobDirectory, JobRecord]:
+def known(name: str) -> tuple[JobDirectory, JobRecord]:
+    """Return what this state directory knows of a job. Raises ConfigError for one that it does not know."""
     from provisioner.controller.directory import JobDirectory, state_root
     from provisioner.errors import ConfigError
 
@@ -112,7 +84,8 @@ def _known(name: str) -> tuple[JobDirectory, JobRecord]:
     return directory, record
 
 
-def _events(directory: JobDirectory) -> Iterator[dict[str, Any]]:
+def events_of(directory: JobDirectory) -> Iterator[dict[str, Any]]:
+    """Yield the controller's events, oldest first."""
     from provisioner.telemetry import events
 
     return events.read(directory.path / "events.jsonl")
@@ -127,7 +100,7 @@ def _summary(directory: JobDirectory) -> dict[str, Any]:
     last: dict[str, dict[str, Any]] = {}
     copies: dict[int, list[dict[str, Any]]] = {}
     unknown: Counter[str] = Counter()
-    for event in _events(directory):
+    for event in events_of(directory):
         if event["kind"] == "begin":
             last.clear()  # an earlier run is another story
             copies.clear()
@@ -159,30 +132,3 @@ def _summary(directory: JobDirectory) -> dict[str, Any]:
         "config": record.config_path,
         "leaked": report.get("leaked", []) if isinstance(report, dict) and not record.open else [],
     }
-
-
-def _log_text(store: Store, epoch: int | None, ended: Callable[[], bool]) -> Iterator[str]:
-    """Yield the parts of the log, oldest first, until the run has ended."""
-    import zstandard
-
-    from provisioner.checkpoint import layout
-
-    seen: set[str] = set()
-    while True:
-        last = ended()  # before the look: what a run writes is there when it has ended
-        numbers = sorted(int(name) for name in store.folders(layout.EPOCHS) if name.isdigit())
-        for number in numbers if epoch is None else [epoch]:
-            for part in store.objects(layout.logs(number)):
-                data = None if part.key in seen else store.get(part.key)
-                seen.add(part.key)
-                if data is not None:
-                    yield zstandard.ZstdDecompressor().stream_reader(data).read().decode("utf-8", "replace")
-        if last:
-            return
-        time.sleep(2)
-
-
-def _line(event: Mapping[str, object]) -> str:
-    import json
-
-    return json.dumps(event, ensure_ascii=False)

@@ -247,7 +247,6 @@ def test_nothing_to_try_is_exit_code_3_with_the_whole_plan(capsys, tmp_path):
         (["catalog", "refresh", "--cloud", "gcp", "--region", "us-east-1"], "--region is for aws, and --cloud leaves"),
         (["catalog", "refresh", "--cloud", "aws", "--project", "mine"], "--project is for gcp, and --cloud leaves"),
         (["status", "--failures", "--forget"], "--failures shows and --forget forgets: give one of them"),
-        (["logs", "digits", "--json", "--follow"], "--json prints the controller's events: leave out --epoch"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(capsys, monkeypatch, tmp_path, options, words):
