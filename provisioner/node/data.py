@@ -14,6 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import blake3
+
 from provisioner.checkpoint.scratch import scratch
 from provisioner.checkpoint.store import Store
 from provisioner.errors import Abandoned, DiskFull, JobFailed
@@ -21,9 +23,9 @@ from provisioner.node import data_list, machine
 from provisioner.node.arrival import Patiently
 from provisioner.node.bootstrap import DataOrder
 from provisioner.node.data_cache import LINKS, Cache, Folder
-from provisioner.node.data_links import Link, NoRanges, Reader, SourceChanged
+from provisioner.node.data_links import Link, NoRanges, Reader
 from provisioner.node.data_list import Entry, File
-from provisioner.node.data_parts import Part
+from provisioner.node.data_parts import NOTE_BYTES, Part
 from provisioner.node.data_unpack import unpack
 
 THREADS = 16
@@ -398,6 +400,8 @@ class _Coming:
         """Return what brings it. Raises OSError."""
         if self._file.size is None:
             return [self._without_size]
+        if self._file.size <= NOTE_BYTES:
+            return [self._small]
         part = self._open(self._file.size)
         self._data.came(part.there, fetched=False)
         if not self._work.entry.ranges and not part.is_whole():
@@ -440,6 +444,19 @@ class _Coming:
         finally:
             writer.note()
 
+    def _small(self) -> None:
+        """Fetch a file that is not worth taking up again in its middle."""
+        data = bytearray(self._file.size or 0)
+
+        def take(place: int, piece: memoryview) -> None:
+            data[place : place + len(piece)] = piece
+            self._data.came(len(piece))
+
+        self._data.reader.read(self._link, 0, len(data), take)
+        path = self._work.folder.part(self._file.name)
+        path.write_bytes(data)
+        self._accept(path, digest=blake3.blake3(data).hexdigest())
+
     def _without_size(self) -> None:
         """Fetch a file whose server does not tell its size: from its beginning, and not in parts."""
         path = self._work.folder.part(self._file.name)
@@ -467,7 +484,7 @@ class _Coming:
         self._accept(part.path)
         part.forget_map()
 
-    def _accept(self, path: Path) -> None:
+    def _accept(self, path: Path, *, digest: str = "") -> None:
         entry, folder = self._work.entry, self._work.folder
         found = ""
         if entry.sha256:
@@ -478,9 +495,7 @@ class _Coming:
                     self._part.close(discard=True)
                 path.unlink(missing_ok=True)
                 raise JobFailed(f"data: {self._link.name}: its SHA-256 is {found}, and {entry.sha256} was wanted")
-        if self._file.size is not None and path.stat().st_size != self._file.size:
-            raise SourceChanged(f"{self._link.name}: it has another size than when it was listed")
-        folder.add(self._file.name, path, etag=self._file.etag, sha256=found)
+        folder.add(self._file.name, path, etag=self._file.etag, sha256=found, digest=digest)
 
 
 def _raise_of(done: Iterable[Future[None]]) -> None:

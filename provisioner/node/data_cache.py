@@ -66,6 +66,8 @@ class Folder:
         self.boot = boot_id()
         self._lock = threading.Lock()
         self._held = _hold(path)
+        self._append: int | None = None
+        self._made: set[Path] = set()
         for name in ("files", "parts"):
             (path / name).mkdir(exist_ok=True, mode=0o700)
         self.index = _read(path / "index.jsonl")
@@ -85,11 +87,13 @@ class Folder:
         """Return where a file comes in."""
         return self.path / "parts" / _hashed(name)
 
-    def add(self, name: str, draft: Path, *, etag: str, sha256: str) -> None:
-        """Take a finished file in. Raises OSError."""
-        digest = digest_of(draft, threads=1 if draft.stat().st_size < 2**26 else blake3.blake3.AUTO)
+    def add(self, name: str, draft: Path, *, etag: str, sha256: str, digest: str = "") -> None:
+        """Take a finished file in. ``digest`` is its blake3, where it is known already. Raises OSError."""
+        digest = digest or digest_of(draft, threads=1 if draft.stat().st_size < 2**26 else blake3.blake3.AUTO)
         place = self.place(name)
-        place.parent.mkdir(exist_ok=True, mode=0o700)
+        if place.parent not in self._made:
+            place.parent.mkdir(exist_ok=True, mode=0o700)
+            self._made.add(place.parent)
         draft.chmod(0o444)
         draft.replace(place)
         self.write(kept_as(place, name, digest, self.boot, etag=etag, sha256=sha256))
@@ -99,14 +103,8 @@ class Folder:
         line = (json.dumps(asdict(kept)) + "\n").encode()
         with self._lock:
             self.index[kept.name] = kept
-            descriptor = os.open(
-                self.path / "index.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
-            )
-            try:
-                if os.write(descriptor, line) != len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-            finally:
-                os.close(descriptor)
+            if os.write(self._appended(), line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def write_tree(self, kept: Iterable[Kept]) -> None:
         """Say what the whole archive has given. Raises OSError."""
@@ -129,6 +127,7 @@ class Folder:
     def renew(self, good: Iterable[str]) -> None:
         """Write the index anew with what was found good, as it is now. Everything else goes. Raises OSError."""
         self.index = {name: self._now(self.index[name], self.place(name)) for name in good}
+        self._end_append()
         _rewrite(self.path / "index.jsonl", self.index.values())
         wanted = {self.place(name) for name in self.index}
         for path in (self.path / "files").glob("*/*"):
@@ -160,7 +159,19 @@ class Folder:
 
     def close(self) -> None:
         """Let it go: it may be removed from now on."""
+        self._end_append()
         os.close(self._held)
+
+    def _appended(self) -> int:
+        if self._append is None:
+            how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._append = os.open(self.path / "index.jsonl", how, 0o600)
+        return self._append
+
+    def _end_append(self) -> None:
+        if self._append is not None:
+            os.close(self._append)
+        self._append = None
 
     def _now(self, kept: Kept, place: Path) -> Kept:
         return kept_as(

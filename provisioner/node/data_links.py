@@ -11,7 +11,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -25,6 +25,8 @@ PATIENCE_S = 300.0
 """How long a server that brings nothing is asked, in seconds."""
 LONGEST_PAUSE_S = 15.0
 REDIRECTS = 5
+RESTARTS = 5
+"""How often a file is begun anew that cannot be taken up in its middle."""
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REFUSED = frozenset({400, 401, 403, 410})
 """Also how stores say that a link has ended: S3 and Google with 400 or 403."""
@@ -89,33 +91,22 @@ class Reader:
         A connection that breaks is taken up where it broke. Raises NoRanges, LinkDead, SourceChanged, Unreachable,
         StoreError, Abandoned, and what ``take`` raises.
         """
-        at, failures, last = start, 0, self._monotonic()
-        while True:
-            pieces = self._pieces(link, at, end)
-            try:
-                while True:
-                    try:
-                        piece = next(pieces, None)
-                    except (*_BROKEN, _Passing) as error:
-                        reason, pause = _reason(error), getattr(error, "pause_s", 0.0)
-                        break
-                    if self._cancel.is_set():
-                        raise Abandoned("told to stop while the data came")
-                    if piece is None:
-                        return
-                    take(at, piece)
-                    at += len(piece)
-                    failures, last = 0, self._monotonic()
-            finally:
-                pieces.close()
-            if end is None and at > start:  # without a size it cannot be taken up in the middle
-                at = start
-            failures += 1
-            if self._monotonic() - last > self._patience_s:
-                raise Unreachable(f"{link.name}: nothing came for {self._patience_s:.0f} s ({reason})")
-            grown = min(LONGEST_PAUSE_S, 0.25 * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
-            if self._cancel.wait(max(pause, grown)):
+        course = _Course(link, start, end, self._monotonic)
+        while not self._goes_through(course, take):
+            if self._cancel.wait(course.pause_s(self._patience_s)):
                 raise Abandoned("told to stop while the data came")
+
+    def _goes_through(self, course: _Course, take: Take) -> bool:
+        pieces = self._pieces(course.link, course.at, course.end)
+        try:
+            while (piece := course.next_of(pieces)) is not None:
+                if self._cancel.is_set():
+                    raise Abandoned("told to stop while the data came")
+                take(course.at, piece)
+                course.came(len(piece))
+            return not course.reason
+        finally:
+            pieces.close()
 
     def _pieces(self, link: Link, start: int, end: int | None) -> Generator[memoryview, None, None]:
         if urlsplit(link.url).scheme == "file":
@@ -212,6 +203,55 @@ class Reader:
         if getattr(self._kept, "to", None) is not None:
             self._kept.connection.close()
             self._kept.to = None
+
+
+class _Course:
+    """How far one read has come, over all its tries."""
+
+    def __init__(self, link: Link, start: int, end: int | None, monotonic: Callable[[], float]) -> None:
+        self.link = link
+        self.at = start
+        self.end = end
+        self.reason = ""
+        """Why the last try has failed."""
+        self._start = start
+        self._monotonic = monotonic
+        self._last = monotonic()
+        self._failures = self._restarts = 0
+        self._asked_s = 0.0
+
+    def next_of(self, pieces: Iterator[memoryview]) -> memoryview | None:
+        """Return the next piece; None at the end, and where the try has failed."""
+        self.reason = ""
+        try:
+            return next(pieces, None)
+        except (*_BROKEN, _Passing) as error:
+            self.reason, self._asked_s = _reason(error), getattr(error, "pause_s", 0.0)
+            restart = self.end is None and self.at > self._start
+        except NoRanges:
+            if self._start or self.end not in {None, self.link.size}:
+                raise
+            self.reason, restart = "the server gives no parts", True
+        if restart:  # it cannot be taken up in its middle
+            self.at = self._start
+            self._restarts += 1
+        self._failures += 1
+        return None
+
+    def came(self, count: int) -> None:
+        """Take note of bytes that were taken."""
+        self.at += count
+        self._failures, self._last = 0, self._monotonic()
+
+    def pause_s(self, patience_s: float) -> float:
+        """Return how long to wait before the next try, in seconds. Raises Unreachable when that is of no use."""
+        if self._restarts > RESTARTS:
+            words = f"the connection broke {self._restarts} times, and it cannot be taken up in its middle"
+            raise Unreachable(f"{self.link.name}: {words}")
+        if self._monotonic() - self._last > patience_s:
+            raise Unreachable(f"{self.link.name}: nothing came for {patience_s:.0f} s ({self.reason})")
+        grown = min(LONGEST_PAUSE_S, 0.25 * 2.0 ** min(self._failures, 10))
+        return max(self._asked_s, grown * random.uniform(0.5, 1.0))  # noqa: S311 - spreads tries, guards nothing
 
 
 def _check(link: Link, answer: http.client.HTTPResponse, start: int, *, whole: bool) -> None:

@@ -217,6 +217,14 @@ def test_connections_that_break_and_servers_that_give_no_parts_do_no_harm(machin
     assert "has set/big.bin 20000000" in second.log()
 
 
+def test_a_server_without_parts_whose_connections_break_is_named(machine, web):
+    web.files = {"a": noise(5_000_000), "b": noise(500_000)}
+    web.breaks_after, web.ranges = 200_000, False
+    node = machine.start(1, [entry(web, ["a", "b"], ranges=False)])
+    assert node.wait() == 75
+    assert "the connection broke 6 times, and it cannot be taken up in its middle" in end_of(node)
+
+
 def test_a_changed_object_is_fetched_anew_and_the_others_are_not(machine, web):
     web.files = {"a": noise(1000), "b": noise(1000, 2), "c": noise(5, 3)}
     assert machine.start(1, [entry(web, ["a", "b", "c"])]).wait() == 0
