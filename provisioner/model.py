@@ -52,12 +52,21 @@ class Scope(StrEnum):
 
 
 class NodeState(StrEnum):
-    """A machine as its cloud sees it. GONE is an answer, not an error."""
+    """A machine as its cloud sees it. GONE is an answer, not an error.
+
+    STOPPING: it is on its way out, and what runs on it may still save.
+    """
 
     PENDING = "pending"
     RUNNING = "running"
+    STOPPING = "stopping"
     STOPPED = "stopped"
     GONE = "gone"
+
+    @property
+    def is_over(self) -> bool:
+        """Say whether the machine will never run again."""
+        return self in {NodeState.STOPPING, NodeState.STOPPED, NodeState.GONE}
 
 
 class Ending(StrEnum):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from provisioner.controller.records import Choice, Claimed, Published, Surplus
 from provisioner.controller.refusals import as_failure
 from provisioner.errors import CloudError
-from provisioner.model import Failure, FailureKind, Node, NodeState, Offer, Scope, claim_token
+from provisioner.model import Failure, FailureKind, Node, Offer, Scope, claim_token
 
 if TYPE_CHECKING:
     from provisioner.controller.effects import World
@@ -36,7 +36,7 @@ class WorldCourse:
     def lives(self, node: Node) -> bool:
         """Ask the cloud; where it does not answer, its yes to the claim counts."""
         try:
-            return self._world.cloud(node.offer.cloud).inspect(node) not in {NodeState.GONE, NodeState.STOPPED}
+            return not self._world.cloud(node.offer.cloud).inspect(node).is_over
         except CloudError:
             return True
 

@@ -38,7 +38,7 @@ from provisioner.controller.stores import place, stores
 from provisioner.controller.view import PlacementView
 from provisioner.controller.watch import Patience, Watch
 from provisioner.errors import CloudError, ConfigError, Unauthorized, Unreachable
-from provisioner.model import Ending, Failure, FailureKind, Gpu, JobRef, Launch, Market, Node, NodeState, Offer, Owned
+from provisioner.model import Ending, Failure, FailureKind, Gpu, JobRef, Launch, Market, Node, Offer, Owned
 from provisioner.planner import Place
 from provisioner.telemetry.events import EventLog
 
@@ -436,7 +436,7 @@ class World:
 
     def _gone(self, node: Node) -> bool:
         try:
-            return self.cloud(node.offer.cloud).inspect(node) in {NodeState.GONE, NodeState.STOPPED}
+            return self.cloud(node.offer.cloud).inspect(node).is_over
         except CloudError:
             return False
 

@@ -12,6 +12,8 @@ from provisioner.controller.start_failures import no_image
 from provisioner.model import Ending, Node, NodeState
 
 LAST_WORD_S = 5.0
+LAST_WORDS_S = 20.0
+"""A machine on its way out that is silent for this long has nothing more to say; one that is not may still save."""
 BLIND_S = 600.0
 """How long a store that does not answer keeps a machine that is gone from being replaced, in seconds."""
 
@@ -80,6 +82,8 @@ def _silent(signs: Signs, patience: Patience) -> tuple[Ending, str] | None:
             return Ending.NEVER_STARTED, f"no heartbeat within {patience.boot_timeout_s:.0f} s of the claim"
         return None
     silent = signs.now - signs.heard_at
+    if signs.state is NodeState.STOPPING and silent > min(LAST_WORDS_S, patience.lost_after_s):
+        return Ending.LOST, f"the cloud says the machine is {signs.state}, and it is silent"
     if silent > patience.lost_after_s:
         return Ending.LOST, f"no heartbeat for {silent:.0f} s"
     return None

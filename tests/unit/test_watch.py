@@ -29,6 +29,9 @@ BEATING = Signs(now=1000, claimed_at=0, state=NodeState.RUNNING, heartbeat={"ste
         ({"heartbeat": {"end": {"reason": "spot notice", "exit_code": 75, "cause": "notice"}}}, Ending.STOPPED),
         ({"state": NodeState.GONE}, Ending.LOST),
         ({"state": NodeState.STOPPED}, Ending.LOST),
+        ({"state": NodeState.STOPPING}, None),  # its node may still save, and a new epoch would cut it off
+        ({"state": NodeState.STOPPING, "heard_at": 979}, Ending.LOST),
+        ({"state": NodeState.STOPPING, "heartbeat": {"end": {"reason": "saved"}}}, Ending.STOPPED),
         ({"state": NodeState.GONE, "heartbeat": None, "heard_at": None}, Ending.NEVER_STARTED),
         ({"state": NodeState.PENDING, "heartbeat": None, "heard_at": None, "claimed_at": 500}, None),
         ({"heartbeat": None, "heard_at": None, "claimed_at": 399}, Ending.NEVER_STARTED),

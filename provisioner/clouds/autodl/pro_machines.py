@@ -15,7 +15,7 @@ from provisioner.model import Failure, FailureKind, Gpu, Market, NodeState, Offe
 
 _STATES = {
     "running": NodeState.RUNNING,
-    "shutting_down": NodeState.STOPPED,
+    "shutting_down": NodeState.STOPPING,
     "shutdown": NodeState.STOPPED,
     "stopped": NodeState.STOPPED,
     "releasing": NodeState.STOPPED,

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from provisioner.catalog import aws_offers
 from provisioner.clouds.aws import inventory, release
 from provisioner.clouds.aws.account import account_name
-from provisioner.clouds.aws.api import Account
+from provisioner.clouds.aws.api import Account, ended
 from provisioner.clouds.aws.claim import Claim, Place, request
 from provisioner.clouds.aws.failures import NO_SUBNET, STALE_CODES
 from provisioner.clouds.aws.quotas import AccountQuotas
@@ -31,9 +31,9 @@ NEW_S = 60.0
 _STATES: Mapping[str, NodeState] = {
     "pending": NodeState.PENDING,
     "running": NodeState.RUNNING,
-    "stopping": NodeState.STOPPED,
+    "stopping": NodeState.STOPPING,
     "stopped": NodeState.STOPPED,
-    "shutting-down": NodeState.GONE,
+    "shutting-down": NodeState.STOPPING,
     "terminated": NodeState.GONE,
 }
 
@@ -163,7 +163,7 @@ class AwsCloud(RegionalCloud[AwsConfig, StackSpec, Substrate]):
 
     def _ended(self, region: str, import_id: str) -> bool:
         instance = self._account.region(region).find(import_id)
-        return instance is None or _STATES.get(str(instance["State"]["Name"])) is NodeState.GONE
+        return instance is None or ended(instance)
 
     def _refusal_in(self, _region: str, text: str) -> Failure | None:
         return failure_in(text)

@@ -29,7 +29,8 @@ CLAIM_TRIES: Final = 10
 OPERATION_S: Final = 300.0
 """How long an operation may take. Google finds out within seconds, rarely after minutes, that there is no capacity."""
 COMING: Final = frozenset({"PENDING", "PROVISIONING", "STAGING"})
-OFF: Final = frozenset({"STOPPING", "STOPPED", "SUSPENDING", "SUSPENDED", "TERMINATED", "DEPROVISIONING"})
+GOING: Final = frozenset({"STOPPING", "SUSPENDING", "DEPROVISIONING"})
+OFF: Final = GOING | {"STOPPED", "SUSPENDED", "TERMINATED"}
 """A machine in any other state, also one that Google has yet to invent, counts as running."""
 _POLL_FIRST_S, _POLL_MOST_S = 0.5, 3.0
 _TAKEN_AWAY: Final = frozenset({"UNSUPPORTED_OPERATION", "PREEMPTED"})

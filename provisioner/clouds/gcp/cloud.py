@@ -11,7 +11,7 @@ from provisioner import catalog
 from provisioner.clouds.base import Request
 from provisioner.clouds.gcp import inventory, release
 from provisioner.clouds.gcp.api import ENDPOINT, Account
-from provisioner.clouds.gcp.claim import COMING, OFF, Claim
+from provisioner.clouds.gcp.claim import COMING, GOING, OFF, Claim
 from provisioner.clouds.gcp.compute import Compute
 from provisioner.clouds.gcp.errors import stale
 from provisioner.clouds.gcp.machine import Place, body
@@ -92,6 +92,8 @@ class GcpCloud(RegionalCloud[GcpConfig, GcpStackSpec, Substrate]):
             return NodeState.GONE
         if machine.status in COMING:
             return NodeState.PENDING
+        if machine.status in GOING:
+            return NodeState.STOPPING
         return NodeState.STOPPED if machine.status in OFF else NodeState.RUNNING
 
     def why_gone(self, node: Node) -> str:
