@@ -282,6 +282,10 @@ def test_a_login_reaches_docker_by_its_standard_input_and_is_forgotten(machine, 
     assert "canary" not in str(docker_calls(machine))
     assert list(machine.directory.glob("docker.??????")) == []
     assert (machine.directory / "orders").stat().st_mode & 0o777 == 0o600
+    holding = [
+        path.name for path in machine.directory.rglob("*") if path.is_file() and b"canary p" in path.read_bytes()
+    ]
+    assert holding == [], "the training could read it"
 
 
 def test_an_image_comes_out_of_the_store_and_is_not_loaded_twice(machine, node_job):
