@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -324,3 +325,21 @@ def test_a_container_gets_what_training_needs_and_no_more_than_the_host_has(mach
     assert ("--read-only --tmpfs /tmp" in run) is (read_only == "yes")
     if not Path("/dev/infiniband").exists():
         assert "--env NCCL_IB_DISABLE" in run
+
+
+def test_the_image_is_pulled_while_the_bundle_comes(machine, node_job, tmp_path):
+    """The pull ends only when the other is there; in the image the bundle is used as it lies."""
+    root = tmp_path / "bundle" / "runtime"
+    (root / "node").mkdir(parents=True)
+    (root / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (root / "python").chmod(0o755)
+    tar = subprocess.run(["tar", "-cz", "-C", root.parent, "runtime"], check=True, capture_output=True).stdout
+    machine.site.files["/runtime.tar.gz"] = tar
+    wait = 'for _ in $(seq 100); do [ -x "$FAILOVER_RUN/runtime/python" ] && exit 0; sleep 0.1; done; exit 1'
+    machine.shim("docker", f'if [ "$1" = image ]; then exit 1; fi\n{DOCKER.format(pull=wait, run=RUN_IT)}')
+    orders = {"bundle-url": f"{machine.site.url}/runtime.tar.gz", "bundle-sha256": hashlib.sha256(tar).hexdigest()}
+    orders |= {"bundle-glibc": "2.17", "runtime": "bundle"}
+    machine.say(node_job.trainer(steps=20), steps=20, image="r/i:t", orders=orders)
+    assert machine.boot().wait(60) == 0, machine.console()
+    assert node_job.done()["result"] == "completed"
+    assert machine.site.asked == ["/bootstrap.json", "/runtime.tar.gz"]
