@@ -145,6 +145,7 @@ class Data:
             self._make_room(cache, works)
             for work in works:
                 work.bring()
+            self._reader.close()
             links = self._held.enter_context(scratch(self._root, LINKS))
             for work in works:
                 work.link(links / work.entry.to)

@@ -84,6 +84,12 @@ class Reader:
         self._kept = threading.local()
         self._proxies = getproxies()
         self._tls: ssl.SSLContext | None = None
+        self._opened: list[http.client.HTTPConnection] = []
+
+    def close(self) -> None:
+        """Close the connections of all threads. None of them may read any more."""
+        while self._opened:
+            self._opened.pop().close()
 
     def read(self, link: Link, start: int, end: int | None, take: Take) -> None:
         """Hand the bytes from ``start`` to ``end`` (None: all there are) to ``take(place, bytes)``, in order.
@@ -196,12 +202,14 @@ class Reader:
         else:
             connection = http.client.HTTPConnection(*at, timeout=self._quiet_s)
         self._kept.connection, self._kept.to = connection, wanted
+        self._opened.append(connection)
         return connection, False, absolute
 
     def _drop(self) -> None:
         """Close this thread's connection."""
         if getattr(self._kept, "to", None) is not None:
             self._kept.connection.close()
+            self._opened.remove(self._kept.connection)
             self._kept.to = None
 
 
