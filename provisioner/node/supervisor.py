@@ -423,7 +423,14 @@ class Supervisor:
             "restored_step": self.progress.restored_step,
             "data": self._data.progress(),
             "first_step_at": self.progress.first_step_at,
-            "last_commit": {"step": last.position.step, "key": last.key, "time": last.time} if last else None,
+            "last_commit": {
+                "step": last.position.step,
+                "key": last.key,
+                "time": last.time,
+                "seconds": round(last.seconds, 1),
+            }
+            if last
+            else None,
             "restored_from": {"uri": self._stores.name_of(restored.store_uri), "bytes": restored.fetched_bytes}
             if restored
             else None,
