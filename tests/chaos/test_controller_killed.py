@@ -47,9 +47,18 @@ def killed_after(steps: Iterable[int], last_words: list[str]) -> Callable[..., d
     return run
 
 
-def assert_nothing_twice_and_nothing_left(directory: Path, controller: Callable[..., dict[str, Any]]) -> None:
+def assert_nothing_twice_and_nothing_left(
+    directory: Path, controller: Callable[..., dict[str, Any]], scenario: str = "default", step_seconds: float = 0.08
+) -> dict[str, Any]:
     words: list[str] = []
-    drill = Drill(directory=directory, provider="stand-in", step_seconds=0.08, say=words.append, controller=controller)
+    drill = Drill(
+        Path("examples/drills") / f"{scenario}.yaml",
+        directory=directory,
+        provider="stand-in",
+        step_seconds=step_seconds,
+        say=words.append,
+        controller=controller,
+    )
     report = drill.run()
     story = "\n".join(words)
     assert report["result"] == "completed", story
@@ -59,6 +68,7 @@ def assert_nothing_twice_and_nothing_left(directory: Path, controller: Callable[
     assert len(launched) == 1, story
     epochs = [placement["epoch"] for placement in report["placements"]]
     assert epochs == sorted(set(epochs)), story
+    return report
 
 
 @pytest.mark.slow
@@ -67,6 +77,15 @@ def test_killed_after_every_step_of_one_drill(tmp_path: Path) -> None:
     assert_nothing_twice_and_nothing_left(tmp_path, killed_after(count(1), last_words))
     assert len(last_words) >= STEPS_OF_A_DRILL
     assert last_words[-1] == "finish", "a step after this one is never killed"
+
+
+@pytest.mark.slow
+def test_killed_after_every_step_of_the_way_home(tmp_path: Path) -> None:
+    last_words: list[str] = []
+    report = assert_nothing_twice_and_nothing_left(tmp_path, killed_after(count(1), last_words), "come-home", 0.6)
+    assert [placement["cloud"] for placement in report["placements"]] == ["autodl", "aws", "autodl"]
+    assert {"ask_home", "claim_home", "stand_by", "hand_over"} <= set(last_words)
+    assert [move["steps_lost"] for move in report["moves"]] == [0]
 
 
 @pytest.mark.slow
