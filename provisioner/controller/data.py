@@ -68,7 +68,7 @@ class DataLists:
     def look(self) -> None:
         """Make the list, so that what is wrong with it is known before a machine is rented.
 
-        Raises ConfigError for data that is not there or does not fit, CloudError.
+        Raises ConfigError for data that is not there, may not be read or does not fit, CloudError.
         """
         if self._config.data:
             self._list()
@@ -76,7 +76,7 @@ class DataLists:
     def write(self, epoch: int) -> dict[str, object] | None:
         """Put the list of an epoch's node into the store, and return what ``bootstrap.json`` says of it.
 
-        None where the job has no data. Raises as ``look``.
+        None where the job has no data. Raises as ``look``; while a source does not answer, an older list will do.
         """
         if not self._config.data:
             return None
@@ -86,12 +86,22 @@ class DataLists:
 
     def _list(self) -> bytes:
         now = self._monotonic()
-        if self._made is None or now - self._made[0] > FRESH_S:
-            entries = [self._entry(number, entry) for number, entry in enumerate(self._config.data)]
-            self._refuse_too_much(entries)
-            text = json.dumps({"version": VERSION, "entries": entries}, separators=(",", ":"))
-            self._made = now, zstandard.ZstdCompressor(level=6).compress(text.encode())
+        age = now - self._made[0] if self._made else float("inf")
+        if self._made is None or age > FRESH_S:
+            try:
+                self._made = now, self._new()
+            except Unauthorized as error:  # the cloud that is asked for a machine is not to blame, and stays in play
+                raise ConfigError(str(error), hint=error.hint) from error
+            except Unreachable:
+                if self._made is None or age > LINK_S / 2:
+                    raise
         return self._made[1]
+
+    def _new(self) -> bytes:
+        entries = [self._entry(number, entry) for number, entry in enumerate(self._config.data)]
+        self._refuse_too_much(entries)
+        text = json.dumps({"version": VERSION, "entries": entries}, separators=(",", ":"))
+        return zstandard.ZstdCompressor(level=6).compress(text.encode())
 
     def _entry(self, number: int, entry: DataConfig) -> dict[str, Any]:
         where = f"data[{number}]: {entry.shown}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import blake3
 import zstandard
 
 from provisioner.checkpoint.store import Store
-from provisioner.errors import StoreError
+from provisioner.errors import CloudError, StoreError
 
 VERSION = 1
 MAX_BYTES = 2**30
@@ -67,7 +68,8 @@ def read(store: Store, key: str, keep: Path) -> list[Entry]:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(data)
         draft.replace(keep)
-        store.delete([key])
+        with contextlib.suppress(CloudError):  # its links end by themselves
+            store.delete([key])
     else:
         try:
             data = keep.read_bytes()

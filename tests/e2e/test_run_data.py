@@ -11,7 +11,6 @@ import yaml
 
 from tests.e2e.test_run_local import Place
 
-
 READ = """
 import os, pathlib
 data = pathlib.Path(os.environ["FAILOVER_DATA_DIR"])

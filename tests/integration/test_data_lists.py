@@ -9,13 +9,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import zstandard
 
 from provisioner.checkpoint.store import open_store
 from provisioner.config import parse
 from provisioner.controller.data import DataLists
-from provisioner.errors import ConfigError, FailoverError, Unauthorized, Unreachable
+from provisioner.errors import ConfigError, FailoverError, Unreachable
 from provisioner.node.bootstrap import DataOrder
 from provisioner.node.data import Data
 from tests import servers
@@ -99,7 +100,8 @@ def test_a_wrong_key_is_said_before_a_machine_is_rented(server, tmp_path):
     server.store("set").put("a", b"a")
     environ = server.environ() | {"AWS_SECRET_ACCESS_KEY": "wrong"}
     error = refused(tmp_path, "- {from: 's3://datasets/set/', to: a}", environ)
-    assert isinstance(error, Unauthorized)
+    assert isinstance(error, ConfigError), "a cloud that could give a machine is not to blame"
+    assert "InvalidAccessKeyId" in str(error) or "SignatureDoesNotMatch" in str(error) or "403" in str(error)
 
 
 class Front(http.server.BaseHTTPRequestHandler):
@@ -230,3 +232,20 @@ def test_the_list_is_made_anew_for_a_later_machine_and_not_for_each_claim(tmp_pa
     assert names() == ["a"]
     now[0] = 1000.0
     assert names() == ["a", "b"]
+
+
+def test_an_older_list_will_do_while_the_source_is_away_and_its_links_live(front, tmp_path):
+    now, away = [0.0], [False]
+
+    def client() -> httpx.Client:
+        return httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(503))) if away[0] else httpx.Client()
+
+    config = parse(f"{BASE}data: [{{from: '{front}/plain.txt', to: a}}]".encode(), "f", tmp_path, {})
+    store = open_store(f"file://{tmp_path}/store").at("digits")
+    made = DataLists(config, store, {}, client=client, monotonic=lambda: now[0])
+    made.look()
+    away[0], now[0] = True, 3600.0
+    assert brought(tmp_path, made) == {"a/plain.txt": b"plain"}
+    now[0] = 6 * 3600.0
+    with pytest.raises(Unreachable):
+        made.write(2)
