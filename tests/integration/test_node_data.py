@@ -307,6 +307,18 @@ def test_a_damaged_cache_is_noticed_after_a_reboot_whatever_its_times_say(machin
     assert dict(web.asked) == {"a": 1}
 
 
+def test_a_command_that_is_started_again_with_half_the_batch_finds_its_data_again(machine, web):
+    web.files = {"a": noise(1000)}
+    command = (
+        "cat $FAILOVER_DATA_DIR/set/a | wc -c; [ $FAILOVER_BATCH_SCALE = 0.5 ] || { echo CUDA out of memory; exit 1; }"
+    )
+    node = machine.start(1, [entry(web, ["a"])], command)
+    assert node.wait() == 0, node.text()
+    assert node.log().count("1000\n") == 2
+    assert dict(web.asked) == {"a": 1}
+    assert fetched_by(node) == [1000, 0]
+
+
 def test_a_request_to_stop_cuts_it_short(machine, web):
     web.files = {"a": noise(50_000_000)}
     web.pause_s = 0.1

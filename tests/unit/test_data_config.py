@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from provisioner import assets
 from provisioner.config import ConfigMistakes, parse
 
 BASE = 'job: {name: digits, command: "true"}\ncheckpoint: {store: "file:///tmp/x"}\nfallback: [{local: {}}]\ndata:\n'
@@ -42,7 +43,10 @@ def test_a_folder_a_file_and_an_archive_are_taken(tmp_path):
         ("{from: 'https://example.com/x?sig=canary', to: a}", "5: data[0].from: the URL carries a signature or a"),
         ("{from: 'https://me:canary@example.com/x', to: a}", "5: data[0].from: the address holds credentials"),
         ("{from: 'ftp://example.com/x', to: a}", "5: data[0].from: no data comes from `ftp://`; write s3://"),
-        ("{from: 's3://bucket/a', to: a, access_key_id_env: UNSET}", "5: data[0].access_key_id_env: the environment var"),
+        (
+            "{from: 's3://bucket/a', to: a, access_key_id_env: UNSET}",
+            "5: data[0].access_key_id_env: the environment var",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_place_and_the_way_out(entry, says, tmp_path):
@@ -64,3 +68,10 @@ def test_a_folder_of_this_machine_is_out_of_reach_for_others(tmp_path):
     base = BASE.replace("file:///tmp/x", "s3://bucket/p").replace("{local: {}}", "{aws: {regions: [us-east-1]}}")
     says = "data[0].from: machines at AWS cannot reach a folder of this machine; copy it into a bucket"
     assert says in told("- {from: 'file:///d', to: d}", tmp_path, base)
+
+
+def test_the_example_is_valid_but_for_what_only_its_reader_has():
+    path = assets.path("examples/with-data.yaml")
+    config = parse(path.read_bytes(), str(path), path.parent, {})
+    assert [entry.to for entry in config.data] == ["images", "labels"]
+    assert config.policy.data_cache_gb == 100
