@@ -16,6 +16,8 @@ from provisioner.errors import Interrupted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+GENTLY_S = 120.0
+
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default=Path("failover.yaml"))
@@ -44,12 +46,13 @@ def run(file: Path, *, fresh: bool, take_over: bool, as_json: bool) -> int:
 
 @click.command()
 @click.argument("job")
+@click.option("--gently", is_flag=True, help="Let it save a last checkpoint first, for two minutes at most.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON on stdout.")
-def down(job: str, *, as_json: bool) -> int:
+def down(job: str, *, gently: bool, as_json: bool) -> int:
     """Release the machines of JOB and remove what was prepared for it. Its checkpoints stay."""
     from provisioner.controller.run import take_down
 
-    report = take_down(job, os.environ, say=streams.tell)
+    report = take_down(job, os.environ, say=streams.tell, gently_s=GENTLY_S if gently else 0.0)
     leaked = report.get("leaked")
     with streams.unread():
         if as_json:

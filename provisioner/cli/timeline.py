@@ -22,6 +22,7 @@ LINES: dict[str, str] = {
     "adopt_failed": "{node}: not adopted (attempt {attempt}): {problem}",
     "prepared": "{cloud}/{region}: prepared",
     "prepare_failed": "{cloud}/{region}: not prepared: {problem}",
+    "hint": "epoch {epoch}: the node is told: {hint}{because}",
     "ended": "epoch {epoch}: {ending}{because}",
     "released": "{node}: released",
     "release_failed": "{node}: release not confirmed: {problem}",

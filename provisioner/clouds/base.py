@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
-from provisioner.model import Failure, Launch, Node, NodeState, Offer, Owned
+from provisioner.model import Failure, Launch, Money, Node, NodeState, Offer, Owned
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,29 @@ class Cloud(Protocol):
 
         Raises CloudError for what is left, and for a place that cannot be asked.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a cloud shows of a running machine's future. None: it does not say.
+
+    ``balance`` is what the account can spend, ``price_per_hour`` the machine's; ``idle`` counts free cards of its kind,
+    which ``kind`` names.
+    """
+
+    balance: Money | None = None
+    price_per_hour: Money | None = None
+    idle: int | None = None
+    kind: str = ""
+
+
+@runtime_checkable
+class Foretells(Protocol):
+    """A cloud that knows of a running machine what the machine cannot."""
+
+    def outlook(self, node: Node) -> Outlook:
+        """Look now. Raises CloudError."""
         ...
 
 

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Protocol
 
 from provisioner.controller.records import Begun, Claimed, Placement
 from provisioner.controller.report import cost
 from provisioner.model import Money
+
+DEADLINE, BUDGET = "the job's deadline", "the job's budget"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """When a limit of the policy ends the job (Unix time), what it is, and the line that says so then."""
+
+    at: float
+    kind: str
+    line: str
 
 
 class Policy(Protocol):
@@ -43,19 +55,34 @@ class Limits:
         Where only a bound of a price is known (spot), the bound counts. A machine without even that counts as nothing;
         the report names it.
         """
+        limit = self.first(begun, past, current)
+        return limit.line if limit is not None and now >= limit.at else ""
+
+    def first(self, begun: Begun, past: Sequence[Placement], current: Claimed | None) -> Limit | None:
+        """Return the limit that comes first, as things go on; None where none will."""
+        found = [limit for limit in (self._deadline(begun), self._budget(past, current)) if limit is not None]
+        return min(found, key=lambda limit: limit.at, default=None)
+
+    def _deadline(self, begun: Begun) -> Limit | None:
         deadline = self.policy.deadline
-        if deadline is not None and now - begun.at >= deadline:
-            return f"deadline of {deadline:.0f} s reached"
+        if deadline is None:
+            return None
+        return Limit(begun.at + deadline, DEADLINE, f"deadline of {deadline:.0f} s reached")
+
+    def _budget(self, past: Sequence[Placement], current: Claimed | None) -> Limit | None:
         budget = self.policy.budget
         if budget is None:
-            return ""
-        spent = sum((self._convert(amount, name) for name, amount in cost(past).items()), Decimal(0))
-        if current is not None and current.node is not None and current.price is not None:
-            hours = Decimal(str(max(0.0, now - current.node.claimed_at))) / 3600
-            spent += self._convert(current.price.amount * hours, current.price.currency)
-        if spent >= budget.amount:
-            return f"budget of {budget} reached"
-        return ""
+            return None
+        line = f"budget of {budget} reached"
+        left = budget.amount - sum((self._convert(amount, name) for name, amount in cost(past).items()), Decimal(0))
+        if left <= 0:
+            return Limit(float("-inf"), BUDGET, line)
+        if current is None or current.node is None or current.price is None:
+            return None
+        hourly = self._convert(current.price.amount, current.price.currency)
+        if hourly <= 0:
+            return None
+        return Limit(current.node.claimed_at + float(left / hourly) * 3600, BUDGET, line)
 
     def _convert(self, amount: Decimal, currency: str) -> Decimal:
         budget = self.policy.budget

@@ -18,6 +18,7 @@ from provisioner.controller.directory import JobDirectory, JobRecord, new_uid, s
 from provisioner.controller.effects import World
 from provisioner.controller.engine import Engine
 from provisioner.controller.failures import KnownFailures
+from provisioner.controller.hints import ask_to_save
 from provisioner.controller.launch import Launcher, open_job_store, stored_uid
 from provisioner.controller.moving import WISH
 from provisioner.errors import CloudError, ConfigError, Interrupted
@@ -245,16 +246,22 @@ def wish_home(directory: JobDirectory, environ: Mapping[str, str]) -> int | None
     return directory.controller_pid()
 
 
-def take_down(name: str, environ: Mapping[str, str], *, say: Callable[[str], None]) -> dict[str, object]:
+def take_down(
+    name: str, environ: Mapping[str, str], *, say: Callable[[str], None], gently_s: float = 0.0
+) -> dict[str, object]:
     """Release a job's machines and remove what was prepared, with or without a running controller. Return the report.
 
-    Raises ConfigError for a job that this state directory does not know, CloudError for a controller that hangs.
+    Before that the machine may save and end by itself, for ``gently_s`` seconds at most. Raises ConfigError for a job
+    that this state directory does not know, CloudError for a controller that hangs.
     """
     directory = JobDirectory(state_root(environ), name)
     record = directory.record()
     if record is None:
         message = f"no job {name!r} in {directory.path.parent}"
         raise ConfigError(message, hint="failover status lists the jobs")
+    if gently_s > 0 and record.open:
+        store = open_job_store(reopened_config(directory, record, environ), environ)
+        ask_to_save(store, gently_s, say=say)
     (directory.path / "takedown").touch(mode=0o600)
     pid = directory.controller_pid()
     if pid is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from provisioner.clouds.base import Foretells, Outlook
 from provisioner.controller import traffic
+from provisioner.controller.hints import Hints
 from provisioner.controller.moving import Doorstep
 from provisioner.controller.records import Begun, Claimed, Placement
 from provisioner.errors import CloudError
@@ -26,26 +28,33 @@ class PlacementView:
         self.past = past
         self.heartbeat: Mapping[str, object] = {}
         """The newest."""
+        self._state: NodeState | None = None
+        self._read: Mapping[str, object] | None = None
+        self._hints = hints_of(self, claimed.node) if claimed.node is not None else None
 
     def state(self, node: Node) -> NodeState | None:
         """Ask the cloud; None when it does not answer."""
         try:
-            return self.world.cloud(node.offer.cloud).inspect(node)
+            self._state = self.world.cloud(node.offer.cloud).inspect(node)
         except CloudError as error:
             self.world.events.emit("blind", what=node.offer.cloud, problem=str(error))
-            return None
+            self._state = None
+        return self._state
 
     def read(self, node: Node) -> tuple[dict[str, object] | None, dict[str, object] | None] | None:
         """Read (done, heartbeat) from the store; None when it does not answer."""
         try:
-            return self.world.launcher.read_signs(node.epoch)
+            _, self._read = signs = self.world.launcher.read_signs(node.epoch)
         except CloudError as error:
             self.world.events.emit("blind", what="store", problem=str(error))
+            self._read = None
             return None
+        return signs
 
     def stop(self) -> str:
-        """Say why the job must end now, or nothing."""
-        return self.world.why_stop(self.begun, self.past, self.claimed)
+        """Say why the job must end now, or nothing. Before a limit the node is told, and may end by itself."""
+        why = self.world.why_stop(self.begun, self.past, self.claimed)
+        return why or (self._hints.look(self._state, self._read) if self._hints is not None else "")
 
     def homeward(self, heartbeat: dict[str, object]) -> str:
         """Only a job that is away can go home."""
@@ -79,3 +88,28 @@ class PlacementView:
                 self.world.events.emit("copy_failed", epoch=node.epoch, uri=copy.uri, problem=copy.problem)
             if copy.step is not None and copy.step != (before.step if before else None):
                 self.world.events.emit("copied", epoch=node.epoch, uri=copy.uri, step=copy.step)
+
+
+def hints_of(view: PlacementView, node: Node) -> Hints:
+    """Return what tells the node of a placement what it cannot see."""
+    world = view.world
+
+    def outlook() -> Outlook | None:
+        try:
+            cloud = world.cloud(node.offer.cloud)
+            return cloud.outlook(node) if isinstance(cloud, Foretells) else None
+        except CloudError as error:
+            world.events.emit("blind", what=node.offer.cloud, problem=str(error))
+            return None
+
+    return Hints(
+        world.launcher.store,
+        node.epoch,
+        claimed_at=node.claimed_at,
+        limit=lambda: world.limits.first(view.begun, view.past, view.claimed),
+        outlook=outlook,
+        emit=world.events.emit,
+        poll_s=world.config.policy.poll,
+        heartbeat_s=world.config.policy.heartbeat,
+        now=world.now,
+    )

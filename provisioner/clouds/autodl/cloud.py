@@ -16,7 +16,7 @@ from provisioner.clouds.autodl.errors import BALANCE, Doubtful, Refused, failure
 from provisioner.clouds.autodl.machines import AutodlSettings, Clock, Machines, Passed, Sleep, start_command
 from provisioner.clouds.autodl.naming import PREFIX, machine_name
 from provisioner.clouds.autodl.pro_machines import ProMachines
-from provisioner.clouds.base import Request
+from provisioner.clouds.base import Outlook, Request
 from provisioner.errors import CloudError, Unauthorized
 from provisioner.model import Failure, FailureKind, JobRef, Launch, Node, NodeState, Offer, Owned, Scope
 
@@ -193,6 +193,19 @@ class AutodlCloud:
     def inspect(self, node: Node) -> NodeState:
         """Say how AutoDL sees the machine. A Pro machine that is powered off is STOPPED: it keeps its disk."""
         return self._of(node.id).inspect(node.id)
+
+    def outlook(self, node: Node) -> Outlook:
+        """Look at the wallet, the machine's price and, for elastic ones, the stock. Raises CloudError.
+
+        Stock says nothing of Pro, so none is told there. Nobody takes a running machine for an empty stock.
+        """
+        balance, price, idle = self._client.balance().spendable, node.offer.price_per_hour, None
+        gpu, region = node.offer.gpu.name, node.offer.region
+        if node.id.startswith(_PRO_ID):
+            price = self._client.pro.snapshot(node.id).price_per_hour or price
+        elif (stock := self._client.gpu_stock(region, gpu_names=[gpu]).get(gpu)) is not None:
+            idle = stock.idle
+        return Outlook(balance, price, idle, f"{gpu} in {region}")
 
     def owned(self) -> Sequence[Owned]:
         """List this job's machines and deployments, those of an earlier mode included. Raises CloudError."""
