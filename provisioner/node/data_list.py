@@ -17,6 +17,7 @@ from provisioner.checkpoint.store import Store
 from provisioner.errors import CloudError, StoreError
 
 VERSION = 1
+KEPT = "list-"
 MAX_BYTES = 2**30
 """A list is at most this long when it is unpacked."""
 
@@ -56,14 +57,16 @@ class Entry:
         return f"{self.source}{file.name}" if self.source.endswith("/") else self.source
 
 
-def read(store: Store, key: str, keep: Path) -> list[Entry]:
-    """Read the list and keep it at ``keep`` (0600): then it goes from the store, as what holds secrets should.
+def read(store: Store, key: str, folder: Path) -> list[Entry]:
+    """Read the list and keep it in ``folder`` (0600): then it goes from the store, as what holds secrets should.
 
     A later start of the node reads the kept one where the store has none. Raises StoreError for a list that is gone
     or cannot be read, CloudError, OSError.
     """
-    data = store.get(key)
+    data, keep = store.get(key), folder / f"{KEPT}{key.replace('/', '-')}"
     if data is not None:
+        for old in folder.glob(f"{KEPT}*"):
+            old.unlink()
         draft = keep.with_suffix(".tmp")
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(data)

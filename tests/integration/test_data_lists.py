@@ -78,7 +78,7 @@ def test_a_folder_of_a_bucket_and_one_object_reach_the_machine(server, tmp_path)
     want = {"deep/er/two + 2.txt": b"two", "deep/größe": b"3", "one/one.bin": big, "none/empty": b""}
     assert brought(tmp_path, made) == want
     assert brought(tmp_path, made, 2) == want
-    kept = zstandard.decompress((tmp_path / "data.json.zst").read_bytes()).decode()
+    kept = zstandard.decompress((tmp_path / "list-epochs-2-data.json.zst").read_bytes()).decode()
     if server.credentials is not None:
         assert server.credentials.secret_access_key not in kept
         assert "X-Amz-Signature" in kept
