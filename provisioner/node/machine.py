@@ -83,6 +83,10 @@ class Gpus:
             threading.Thread(target=self._ask, name="gpus", daemon=True).start()
         return self._latest
 
+    def are_busy(self) -> bool:
+        """Say whether any of them works, by the last answer."""
+        return any(gpu.get("utilization_percent", 0) > 0 for gpu in self.latest())
+
     def _ask(self) -> None:
         try:
             self._latest = _query()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from signal import Signals
 
@@ -63,13 +62,12 @@ def try_out(child: Child, progress: Progress, mail: Mailbox, trial_s: float) -> 
     return problem
 
 
-def wait_for_call(store: Store, epoch: int, standby: StandBy, mail: Mailbox, tick: Callable[[], object]) -> Stop | None:
+def wait_for_call(store: Store, epoch: int, standby: StandBy, mail: Mailbox) -> Stop | None:
     """Wait until this machine is called; None then. Else why it is not needed any more. Raises Fenced."""
     end = time.monotonic() + standby.patience_s
     while time.monotonic() < end:
         if (stop := mail.next(LOOK_S)) is not None:
             return stop
-        tick()
         if is_called(store, epoch, standby.before):
             return None
     return Stop(f"not called within {standby.patience_s:.0f} s", 0.0)

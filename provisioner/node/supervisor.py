@@ -13,9 +13,7 @@ from signal import Signals
 from typing import Any, TypeVar
 
 from provisioner.checkpoint import epochs
-from provisioner.checkpoint.copying import Copied
 from provisioner.checkpoint.restore import Restored
-from provisioner.checkpoint.save import Commit, Saver
 from provisioner.errors import (
     Abandoned,
     CloudError,
@@ -26,17 +24,14 @@ from provisioner.errors import (
     Unreachable,
 )
 from provisioner.node import child as processes
-from provisioner.node import driver, ending, environment, machine, pace, rooms
-from provisioner.node import heartbeat as heartbeats
+from provisioner.node import driver, ending, environment, machine, rooms
 from provisioner.node.advice import Advice
 from provisioner.node.arrival import Arrival
 from provisioner.node.bootstrap import Bootstrap
 from provisioner.node.data import Data
 from provisioner.node.farewell import Farewell
 from provisioner.node.fencing import Eviction
-from provisioner.node.following import Follower
 from provisioner.node.heartbeat import Heartbeat
-from provisioner.node.keeping import Keeping
 from provisioner.node.logs import Log
 from provisioner.node.mailbox import Mailbox, Stop
 from provisioner.node.notices import signals
@@ -46,18 +41,14 @@ from provisioner.node.notices.hints import Hints
 from provisioner.node.notices.watching import Lookout, sources
 from provisioner.node.patience import patiently
 from provisioner.node.progress import Progress
-from provisioner.node.stalling import Stalling, cpu_seconds, waiting_for
 from provisioner.node.standby import StandBy, try_out, wait_for_call
 from provisioner.node.stores import Stores
+from provisioner.node.training import Bench, Training
 from provisioner.node.verdict import (
     MEMORY,
     Cause,
-    Ended,
     Result,
     Verdict,
-    is_surely_done,
-    judge,
-    may_have_been_stopped,
 )
 from provisioner.telemetry.events import EventLog, Redactor
 
@@ -149,18 +140,28 @@ class Supervisor:
             clock=clock,
         )
         self._advice = Advice(self.rooms.advice_file, every_s=boot.every_s, pool=boot.pool)
-        self._stalling = Stalling(
-            boot.hung_after_s, cpu_s=lambda: cpu_seconds(self._own_processes()), gpu_busy=self._gpu_is_busy
-        )
         self._gpus = machine.Gpus()
+        self._bench = Bench(
+            boot=boot,
+            store=self._store,
+            stores=self._stores,
+            rooms=self.rooms,
+            progress=self.progress,
+            mail=self.mail,
+            log=self.log,
+            heartbeat=self.heartbeat,
+            advice=self._advice,
+            gpus=self._gpus,
+            note=self._note,
+            evict=self._evict,
+            environ=environ,
+            clock=clock,
+        )
         self._phase = "restoring"
-        self._keeping: Keeping | None = None
+        self._training: Training | None = None
         self._child: processes.Child | None = None
         self._restored: Restored | None = None
         self._ttl_end = environment.end_of_life(boot, environ, clock())
-        self._oom_kills = machine.oom_kills()
-        self._disk_told = False
-        self._slow_told = False
 
     def on_signal(self, number: int) -> None:
         """Ask for a last checkpoint and the end, within what the signal leaves."""
@@ -249,7 +250,7 @@ class Supervisor:
         self._phase = "standby"
         self._note("standby", "ready: the command runs here; waiting for the call")
         self.heartbeat.hurry()
-        stop = wait_for_call(self._store, self.boot.epoch, standby, self.mail, self._tick)
+        stop = wait_for_call(self._store, self.boot.epoch, standby, self.mail)
         if stop is not None:
             return self._finish(Verdict(Result.STOPPED, stop.reason, stop.cause))
         self._note("called", "called: taking over")
@@ -265,48 +266,24 @@ class Supervisor:
         self._data.wait()
         if self.mail.cancel.is_set():
             raise Abandoned("told to stop before the command was started")
-        keeping = self._keeping = Keeping(
-            self.rooms.checkpoints,
-            Saver(
-                self._store,
-                self.boot.job,
-                self.boot.epoch,
-                fence=lambda: epochs.check(self._store, self.boot.epoch, self.boot.token),
-                clock=self._clock,
-                distrust=frozenset(self._arrival.distrust),
-            ),
-            self._stores,
-            restored=self._restored,
-            bytes_before=heartbeats.replica_bytes(self.heartbeat.before),
-            on_commit=self._on_commit,
-            on_copied=self._on_copied,
-            on_fenced=self._evict,
-            report=self._say,
-        )
-        keeping.start()
         self._phase = "training"
-        child = self._child = self._start(take=self._on_line)
-        self._note("started", f"the command runs (process {child.pid})", pid=child.pid)
-        self.heartbeat.hurry()
-        stop_signal = self.boot.stop_signal
-        follower = Follower(
-            child,
-            self.mail,
-            tick=self._tick,
-            own_stop=self._own_stop,
-            upload_s=lambda: keeping.last.seconds if keeping.last else 0.0,
-            on_stop=self._on_stop,
-            on_kill=lambda: self._note("killed", f"the command did not end in time after {stop_signal.name}; SIGKILL"),
-            stop_signal=stop_signal,
+        training = self._training = Training(
+            self._bench,
+            self._restored,
+            self._arrival.distrust,
+            ttl_stop=self._ttl,
+            look=self._lookout.look,
+            patience_s=self._end_patience,
         )
         try:
-            stop = follower.until_end()
+            child = self._child = self._start(take=training.on_line)
         except BaseException:
-            keeping.abandon()
-            child.kill()
-            child.clean_up()
+            training.keeping.abandon()
             raise
-        return self._after(follower, keeping, stop)
+        verdict, code = training.until_end(child)
+        if verdict.cause in MEMORY and self.retries < self.boot.oom_retries:
+            return self._with_less(verdict)
+        return self._finish(verdict, code=code)
 
     def _start(self, *, take: Callable[[bytes], None], trial: bool = False) -> processes.Child:
         scale = 0.5**self.retries
@@ -331,50 +308,6 @@ class Supervisor:
         self.log.line(line)
         progress.on_line(line)
 
-    def _tick(self) -> None:
-        if self.progress.poll():
-            self.heartbeat.hurry()
-        self._stalling.step(self.progress.furthest())
-        if not self._disk_told and (line := machine.full_disk(self.rooms.run, machine.LOW_DISK_BYTES)):
-            self._disk_told = True
-            self._note("disk", f"{line}; the next checkpoint may not fit")
-
-    def _on_stop(self, stop: Stop) -> None:
-        self._phase = "stopping"
-        if self._keeping is not None:
-            self._keeping.hush()
-        self._advice.stop(stop.reason, self._clock() + stop.left())
-        self._note("stopping", f"{stop.reason}: asking the command for a last checkpoint, {stop.left():.0f} s are left")
-        self.heartbeat.hurry()
-
-    def _after(self, follower: Follower, keeping: Keeping, stop: Stop | None) -> ExitCode:
-        code = follower.child.poll() or 0
-        follower.child.clean_up()
-        self.progress.poll()
-        if stop is None and not is_surely_done(self._ended(code, stop)):
-            self._lookout.look()  # a lost card, for example, ends the command before it is seen
-            stop = follower.late_stop() if may_have_been_stopped(code) else self.mail.first_stop()
-        self._phase = "saving"
-        left = (stop.left() if stop else self._end_patience()) - 1.0
-        whole = keeping.finish(max(1.0, left))
-        self.mail.first_stop()  # raises Fenced when the last commit met a newer epoch
-        for uri in keeping.finish_copies(stop.left() if stop else None):
-            self._note("uncopied", f"{uri} is left behind: the last checkpoint is not copied there")
-        self.mail.first_stop()
-        verdict = judge(self._ended(code, stop))
-        if not whole:
-            self._note("uncommitted", "the last checkpoint did not reach the store; an older one will be restored")
-            if verdict.result is Result.DONE and keeping.unreadable():
-                return self._finish(Verdict(Result.FAILED, "its last checkpoint cannot be read", Cause.USER_ERROR))
-            if verdict.result is Result.DONE:
-                verdict = Verdict(Result.STOPPED, "the last checkpoint could not be committed", Cause.STORE)
-        final, last = self.progress.furthest(), keeping.last
-        if verdict.result is Result.DONE and final is not None and (last is None or last.position.step < final):
-            self._note("unsaved", f"the command ended at step {final} without a checkpoint of it")
-        if verdict.cause in MEMORY and self.retries < self.boot.oom_retries:
-            return self._with_less(verdict)
-        return self._finish(verdict, code=code)
-
     def _with_less(self, verdict: Verdict) -> ExitCode:
         """Leave the placement open: another supervisor starts the command again, with half the batch."""
         scale = 0.5 ** (self.retries + 1)
@@ -391,32 +324,18 @@ class Supervisor:
         self.next, self.next_retries = boot, retries
         return ExitCode.COME_AGAIN
 
-    def _ended(self, code: int, stop: Stop | None) -> Ended:
-        last = self._keeping.last if self._keeping else None
-        restored = self.progress.restored_step
-        return Ended(
-            code=code,
-            stop_reason=stop.reason if stop else "",
-            stop_cause=stop.cause if stop else Cause.STOPPED,
-            step=self.progress.furthest(),
-            steps=self.boot.steps,
-            done_file=self.rooms.done_file.exists(),
-            moved_on=last is not None and (restored is None or last.position.step > restored),
-            out_of_memory=machine.oom_kills() > self._oom_kills,
-            gpu_out_of_memory=machine.tells_of_gpu_memory(self.log.last),
-            disk_full=machine.full_disk(self.rooms.run),
-        )
-
     def _finish(self, verdict: Verdict, *, code: int | None = None, exit_code: ExitCode | None = None) -> ExitCode:
         self._phase = "ended"
         return self._farewell.say(verdict, self.progress.furthest(), code=code, exit_code=exit_code)
 
     def _sample(self) -> dict[str, Any]:
-        keeping, restored = self._keeping, self._restored
+        training, restored = self._training, self._restored
+        keeping = training.keeping if training else None
         last = keeping.last if keeping else None
-        saving = self._phase == "training" and keeping is not None and keeping.busy
+        phase = training.phase if training and self._phase == "training" else self._phase
+        saving = phase == "training" and keeping is not None and keeping.busy
         return {
-            "phase": "saving" if saving else self._phase,
+            "phase": "saving" if saving else phase,
             "batch_scale": 0.5**self.retries,
             "save_every_s": round(self._advice.every_s, 1),
             "step": self.progress.step(),
@@ -439,49 +358,10 @@ class Supervisor:
             "disk": machine.disk(self.rooms.run),
         }
 
-    def _on_line(self, line: bytes) -> None:
-        self.log.line(line)
-        if self.progress.on_line(line):
-            self.heartbeat.hurry()
-
-    def _on_commit(self, commit: Commit) -> None:
-        self.progress.on_commit(commit.position.step)
-        self._advice.saved(self.progress.save_s() or commit.seconds)
-        if (
-            self.boot.pool is not None
-            and not self._slow_told
-            and (slow := pace.longer_than_notice(commit, self.boot.cloud))
-        ):
-            self._slow_told = True
-            self._note("slow", slow)
-        self._note(
-            "committed",
-            f"step {commit.position.step} is committed ({commit.total_bytes / 2**20:.1f} MiB, "
-            f"{commit.uploaded_bytes / 2**20:.1f} MiB new, {commit.seconds:.1f} s)",
-            step=commit.position.step,
-            key=commit.key,
-            bytes=commit.total_bytes,
-            new_bytes=commit.uploaded_bytes,
-            seconds=round(commit.seconds, 3),
-        )
-        self.heartbeat.hurry()
-
-    def _on_copied(self, uri: str, copied: Copied) -> None:
-        step = copied.position.step
-        self._note(
-            "copied",
-            f"step {step} is copied to {uri} ({copied.bytes / 2**20:.1f} MiB sent, {copied.seconds:.1f} s)",
-            step=step,
-            uri=uri,
-            bytes=copied.bytes,
-            seconds=round(copied.seconds, 3),
-        )
-        self.heartbeat.hurry()
-
     def _on_fenced(self, fenced: Fenced) -> None:
         self.mail.fenced(fenced)
-        if self._keeping is not None:
-            self._keeping.abandon()
+        if self._training is not None:
+            self._training.keeping.abandon()
 
     def _leave_at_once(self) -> None:
         """Something hangs. The command must not train on, and this process must not write on."""
@@ -503,20 +383,12 @@ class Supervisor:
     def _own_processes(self) -> set[int]:
         return family(self._child.pid) if self._child is not None else set()
 
-    def _gpu_is_busy(self) -> bool:
-        return any(gpu.get("utilization_percent", 0) > 0 for gpu in self._gpus.latest())
-
-    def _own_stop(self) -> Stop | None:
-        """Return the node's own reason to stop: the machine's time is up, or nothing moves any more."""
-        if self._ttl_end is not None:
-            left = self._ttl_end - self._clock()
-            if left < min(120.0, 0.1 * (self.boot.ttl_s or 1200.0)):
-                return Stop("the machine's time is up (ttl)", time.monotonic() + max(1.0, left))
-        if line := self._stalling.hung():
-            for told in waiting_for(self._own_processes()):
-                self._say(told)
-            return Stop(f"hung: {line}", time.monotonic() + signals.grace_s(self._environ), Cause.HUNG)
-        return None
+    def _ttl(self) -> Stop | None:
+        if self._ttl_end is None:
+            return None
+        left = self._ttl_end - self._clock()
+        reserve = min(120.0, 0.1 * (self.boot.ttl_s or 1200.0))
+        return Stop("the machine's time is up (ttl)", time.monotonic() + max(1.0, left)) if left < reserve else None
 
     def _end_patience(self) -> float:
         left = float("inf") if self._ttl_end is None else self._ttl_end - self._clock()
