@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -317,6 +318,26 @@ def test_a_command_that_is_started_again_with_half_the_batch_finds_its_data_agai
     assert node.log().count("1000\n") == 2
     assert dict(web.asked) == {"a": 1}
     assert fetched_by(node) == [1000, 0]
+
+
+def test_a_machine_that_stands_by_has_its_data_when_it_is_called(machine, web):
+    web.files = {"a": noise(1000)}
+    read = [
+        sys.executable,
+        "-S",
+        "-c",
+        "import os; print('data', os.listdir(os.environ['FAILOVER_DATA_DIR'] + '/set'))",
+    ]
+    away = machine.job.start(1, machine.job.trainer(steps=2000, pause=0.05), steps=2000)
+    away.until_committed(10)
+    home = machine.start(2, [entry(web, ["a"])], read, standby={"before": 1, "patience_s": 60, "trial_s": 20})
+    home.until(lambda: home.heartbeat().get("phase") == "standby", 40)
+    hint = {"final": True, "kind": "going home", "cause": "home"}
+    machine.job.store.put(layout.hint(1), json.dumps(hint).encode())
+    assert away.wait() == 75
+    assert home.wait() == 0, home.text()
+    assert home.log().count("data ['a']") == 2
+    assert dict(web.asked) == {"a": 1}
 
 
 def test_a_request_to_stop_cuts_it_short(machine, web):
