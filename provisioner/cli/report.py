@@ -38,6 +38,7 @@ def print_drill(report: Mapping[str, Any]) -> None:
     print_report(report)
     terraform = report["drill"]["terraform"]
     _print_figure("terraform", terraform.get("note") or "-")
+    _print_figure("machines", report["drill"].get("machines", "processes"))
     _print_figure("not proved", "; ".join(report["drill"]["cannot_prove"]))
 
 

@@ -1,4 +1,6 @@
-"""``python -m provisioner.sandbox --directory DIR [--scenario FILE]``: serve the cloud in a box until told to stop.
+"""Serve the cloud in a box until told to stop.
+
+``python -m provisioner.sandbox --directory DIR [--scenario FILE] [--image NAME]``
 
 Prints one JSON line when its ports are open: ``{"autodl": url, "aws": url, "gcp": url, "control": url, ..}``.
 Its ``env`` is what a controller needs in its environment. Ends on SIGTERM or SIGINT with exit code 0 and no machine
@@ -17,6 +19,7 @@ import threading
 from pathlib import Path
 
 from provisioner.errors import ConfigError
+from provisioner.sandbox.containers import find
 from provisioner.sandbox.scenario import load
 from provisioner.sandbox.server import Sandbox
 
@@ -31,18 +34,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="end when the process that started this one ends"
     )
+    parser.add_argument("--image", help="let machines start containers of this image, which the engine here has")
     options = parser.parse_args(argv)
     parent = os.getppid()
     logging.basicConfig(level=logging.WARNING, format="sandbox: %(message)s", stream=sys.stderr)
     try:
         scenario = load(options.scenario) if options.scenario else None
+        containers = find(options.image, options.directory) if options.image else None
     except ConfigError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the command line's own words
         return int(error.exit_code)
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    sandbox = Sandbox(options.directory, scenario)
+    sandbox = Sandbox(options.directory, scenario, containers=containers)
     try:
         print(json.dumps(sandbox.start()), flush=True)  # noqa: T201 - stdout is data
         while not ended.wait(_LOOK_S):

@@ -83,8 +83,11 @@ class Box:
 
 
 @contextlib.contextmanager
-def open_box(directory: Path, scenario: Path) -> Iterator[Box]:
-    """Start the cloud in a box as a process that ends with this one. Raises ConfigError, FailoverError."""
+def open_box(directory: Path, scenario: Path, *, image: str | None = None) -> Iterator[Box]:
+    """Start the cloud in a box as a process that ends with this one. Raises ConfigError, FailoverError.
+
+    With ``image`` its machines have a container engine: the one that answers here, which must have that image.
+    """
     loaded = load(scenario)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (directory / "sandbox.log").open("wb") as log:
@@ -92,6 +95,7 @@ def open_box(directory: Path, scenario: Path) -> Iterator[Box]:
             [
                 *(sys.executable, "-m", "provisioner.sandbox", "--exit-with-parent"),
                 *("--directory", str(directory), "--scenario", str(scenario)),
+                *(("--image", image) if image else ()),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

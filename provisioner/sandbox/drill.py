@@ -26,6 +26,7 @@ from provisioner.checkpoint.store import Credentials, open_store
 from provisioner.errors import FailoverError
 from provisioner.model import JobRef
 from provisioner.sandbox.client import BUCKET, Box, open_box
+from provisioner.sandbox.containers import Containers, choose
 from provisioner.sandbox.notices import heard
 
 JOB = "digits"
@@ -50,16 +51,22 @@ class Drill:
         *,
         directory: Path | None = None,
         provider: str = "auto",
+        docker: bool = False,
+        image: str | None = None,
         step_seconds: float = STEP_SECONDS,
         say: Callable[[str], None] = lambda _: None,
         controller: Callable[[Path, Mapping[str, str], Callable[[str], None]], dict[str, Any]] | None = None,
     ) -> None:
         """Take the scenario file, default ``examples/drills/default.yaml``.
 
-        ``provider`` is ``auto``, ``official`` or ``stand-in``. ``controller`` runs the job; by default a process.
+        ``provider`` is ``auto``, ``official`` or ``stand-in``. With ``docker`` machines run containers of ``image``,
+        or of what ``make image`` builds where an engine has it; else processes. ``controller`` runs the job; by
+        default it is a process.
         """
         self.scenario = scenario or assets.path("examples/drills/default.yaml")
         self.provider = provider
+        self.docker = docker
+        self.image = image
         self.step_seconds = step_seconds
         self.say = say
         self._directory = directory
@@ -67,24 +74,38 @@ class Drill:
 
     def run(self) -> dict[str, Any]:
         """Play the scenario and return the report. Raises FailoverError when the drill itself cannot be held."""
-        with self._folder() as folder, open_box(folder / "cloud", self.scenario) as box:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(self._folder())
+            containers = self._containers(folder)
+            image = None if containers is None else containers.image
+            box = stack.enter_context(open_box(folder / "cloud", self.scenario, image=image))
             self.say(f"cloud in a box: AutoDL at {box.autodl}, AWS at {box.aws}, Google Cloud at {box.gcp}")
             self.say(f"files in {folder}")
-            reference = _Reference(folder / "reference")
+            reference = stack.enter_context(_reference(folder / "reference", containers))
             environ = box.environ(os.environ, state=folder / "state", provider=self.provider)
-            report = self._controller(self.write_config(folder, box), environ, self.say)
+            report = self._controller(self.write_config(folder, box, image=image), environ, self.say)
             state = box.state()
             report["leaked"] = [*report.get("leaked", []), *state["left"]]
+            if containers is not None:
+                report["leaked"] += [f"docker/{name}" for name in containers.left(folder / "cloud" / "machines")]
             if report["result"] == "completed":
                 report["model_identical"] = reference.digest() == _final_model(box, report, folder / "final")
             report["drill"] = {
                 "scenario": str(self.scenario),
+                "machines": "processes" if image is None else f"containers of {image}",
                 "terraform": _toolchain(folder / "state"),
                 "launches": state["launches"],
                 "notices": heard(folder / "cloud" / "machines", state["events"]),
                 "cannot_prove": list(CANNOT_PROVE),
             }
             return report
+
+    def _containers(self, folder: Path) -> Containers | None:
+        if not self.docker:
+            return None
+        containers, why = choose(self.image, folder)
+        self.say(why)
+        return containers
 
     @contextlib.contextmanager
     def _folder(self) -> Iterator[Path]:
@@ -98,7 +119,7 @@ class Drill:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def write_config(self, folder: Path, box: Box) -> Path:
+    def write_config(self, folder: Path, box: Box, *, image: str | None = None) -> Path:
         """Write the job's failover.yaml: the same that an operator would write, but for two endpoints."""
         pause = self.step_seconds if box.scenario.step_seconds is None else box.scenario.step_seconds
         train = ["python", "train_digits.py", "--steps", STEPS, "--every", EVERY, "--step-seconds", pause]
@@ -132,6 +153,9 @@ class Drill:
             },
         }
         _lay_over(config, box.scenario.config)
+        config["job"].pop("image", None)  # a scenario's own would be pulled from a registry
+        if image is not None:
+            config["job"]["image"] = image
         path = folder / "failover.yaml"
         path.write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
         return path
@@ -191,30 +215,52 @@ def _relay(stream: Any, say: Callable[[str], None]) -> None:
 
 
 class _Reference:
-    """The same training, never interrupted, beside the drill."""
+    """The same training, never interrupted, beside the drill; in a container of the image where machines have one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, containers: Containers | None) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
-        environ = {
-            "PATH": os.environ.get("PATH", ""),
-            "FAILOVER_CHECKPOINT_DIR": str(folder),
-            "FAILOVER_RESTORE_PATH": "",
-            "FAILOVER_RESTORED": "0",
-        }
+        place = {"FAILOVER_CHECKPOINT_DIR": str(folder), "FAILOVER_RESTORE_PATH": "", "FAILOVER_RESTORED": "0"}
+        words = ["--steps", str(STEPS), "--every", str(EVERY)]
         script = assets.path("examples/train_digits.py")
+        if containers is None:
+            argv = [sys.executable, str(script), *words]
+            environ = {"PATH": os.environ.get("PATH", ""), **place}
+        else:
+            options = ["--network", "none", "--workdir", str(folder), "--entrypoint", "python"]
+            options += ["--volume", f"{script.parent}:{script.parent}:ro", "--volume", f"{folder}:{folder}"]
+            options += [word for name, value in place.items() for word in ("--env", f"{name}={value}")]
+            argv = containers.command(folder, options, [str(script), *words])
+            environ = containers.environment()
         self._process = subprocess.Popen(
-            [sys.executable, str(script), "--steps", str(STEPS), "--every", str(EVERY)],
+            argv,
             env=environ,
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            start_new_session=True,
         )
 
     def digest(self) -> dict[str, str]:
         """Wait for the end and return the hashes of the last checkpoint's files."""
         self._process.wait(120)
         return digests(self.folder / f"step-{STEPS}")
+
+    def end(self) -> None:
+        """End it, wherever it is."""
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def _reference(folder: Path, containers: Containers | None) -> Iterator[_Reference]:
+    reference = _Reference(folder, containers)
+    try:
+        yield reference
+    finally:
+        reference.end()
+        if containers is not None:
+            containers.remove(folder)
 
 
 def digests(folder: Path) -> dict[str, str]:

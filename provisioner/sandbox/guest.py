@@ -18,8 +18,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+MACHINE_LABEL = "gpu-failover-machine"
+"""On every container of a machine; its value is the machine's directory."""
+_ENGINE_S = 10.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -43,6 +47,34 @@ def descendants(root: int) -> set[int]:
         found.update(below)
         queue.extend(below)
     return found
+
+
+def end_containers(docker: str, label: str, environ: Mapping[str, str] | None = None) -> None:
+    """Kill and remove the containers with a label, as a power cut does. An engine that is gone has none."""
+    end = time.monotonic() + _ENGINE_S
+    while (left := end - time.monotonic()) > 0:
+        try:
+            asked = [docker, "ps", "--all", "--quiet", "--filter", f"label={label}"]
+            found = _engine(asked, environ, left).split()
+            if not found:
+                return
+            _engine([docker, "rm", "--force", "--volumes", *found], environ, left)
+        except (OSError, subprocess.TimeoutExpired):
+            return
+
+
+def _engine(argv: list[str], environ: Mapping[str, str] | None, timeout_s: float) -> str:
+    return subprocess.run(
+        argv,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        start_new_session=True,
+    ).stdout
 
 
 def _signal_all(pids: set[int], number: signal.Signals) -> None:
@@ -101,6 +133,9 @@ class Guest:
             _signal_all(pids, signal.SIGKILL)
             _reap()
             time.sleep(0.005)
+        docker = self._directory / "bin" / "docker"
+        if docker.exists():
+            end_containers(str(docker), f"{MACHINE_LABEL}={self._directory}")
 
     def shut_down(self) -> None:
         """End everything as init does: SIGTERM, a time of grace, SIGKILL."""

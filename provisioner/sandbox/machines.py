@@ -2,7 +2,7 @@
 
 The user data really runs, with bash, as cloud-init would run them. The interpreter that runs the sandbox stands for
 the machine image: its ``bin`` directory is on the machine's PATH. Nothing survives :meth:`Machines.kill`, whatever
-sessions, groups or environments the processes of the machine made for themselves.
+sessions, groups, environments or containers the processes of the machine made for themselves.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from provisioner.clouds.local.process import marks, read_marks
+from provisioner.sandbox.guest import MACHINE_LABEL, end_containers
+
+if TYPE_CHECKING:
+    from provisioner.sandbox.containers import Containers
 
 _LOG = logging.getLogger(__name__)
 _GUEST = Path(__file__).with_name("guest.py")
@@ -67,15 +72,23 @@ class _Machine:
 class Machines:
     """Start, kill and list machines. Thread-safe."""
 
-    def __init__(self, directory: Path, *, grace_s: float = 5.0, path: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        grace_s: float = 5.0,
+        path: str | None = None,
+        containers: Containers | None = None,
+    ) -> None:
         """Keep machines below ``directory``. ``grace_s``: seconds from SIGTERM to SIGKILL in a guest's own shutdown.
 
         ``path`` is what a machine finds after the power shims; by default the ``bin`` directory of this interpreter
-        and the system's.
+        and the system's. With ``containers`` a machine has a ``docker``, whose containers end with the machine.
         """
         self._directory = directory.absolute()
         self._grace_s = grace_s
         self._path = path or f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        self._containers = containers
         self._machines: dict[str, _Machine] = {}
         self._lock = threading.Lock()
 
@@ -100,7 +113,7 @@ class Machines:
             if old is not None and not old.off.is_set():
                 message = f"machine {machine_id} runs already"
                 raise ValueError(message)
-            directory = self._furnish(machine_id, user_data)
+            directory = self._furnish(machine_id, user_data, env)
             guest = [sys.executable, "-I", "-S", str(_GUEST), str(directory), str(self._grace_s)]
             boot = [] if user_data is None else ["/bin/bash", str(directory / "user-data")]
             process = subprocess.Popen(
@@ -132,7 +145,7 @@ class Machines:
         except subprocess.TimeoutExpired:
             machine.process.kill()
             machine.process.wait()
-        _kill_marked(machine.directory)
+        self._clear(machine.directory)
         machine.off.set()
 
     def reboot(self, machine_id: str) -> None:
@@ -186,17 +199,28 @@ class Machines:
             thread.start()
         for thread in threads:
             thread.join()
+        if self._containers is not None:
+            self._containers.remove(self._directory)
 
-    def _furnish(self, machine_id: str, user_data: str | None) -> Path:
+    def _clear(self, directory: Path) -> None:
+        """End what the guest has left, if it was killed itself."""
+        _kill_marked(directory)
+        if self._containers is not None:
+            end_containers(str(directory / "bin" / "docker"), f"{MACHINE_LABEL}={directory}")
+
+    def _furnish(self, machine_id: str, user_data: str | None, env: Mapping[str, str]) -> Path:
         directory = self._directory / machine_id
         for name in ("root/opt/failover", "home", "tmp", "bin", "per-boot"):
             (directory / name).mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)  # user data and what they fetch are nobody else's business
         if user_data is not None:
             (directory / "user-data").write_text(user_data, encoding="utf-8")
-        for verb in ("shutdown", "poweroff", "halt", "reboot"):
-            shim = directory / "bin" / verb
-            shim.write_text(_POWER, encoding="ascii")
+        shims = dict.fromkeys(("shutdown", "poweroff", "halt", "reboot"), _POWER)
+        if self._containers is not None:
+            shims["docker"] = self._containers.shim(directory, self._directory, env)
+        for name, text in shims.items():
+            shim = directory / "bin" / name
+            shim.write_text(text, encoding="utf-8")
             shim.chmod(0o755)
         return directory
 
@@ -222,7 +246,7 @@ class Machines:
                 powered_off = line.strip() == b"off"
         if machine.plug_pulled.is_set():
             return
-        _kill_marked(machine.directory)
+        self._clear(machine.directory)
         machine.off.set()
         if powered_off:
             machine.on_shutdown(machine_id)

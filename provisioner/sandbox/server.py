@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from provisioner.sandbox.autodl.box import Box, open_box
 from provisioner.sandbox.control import Control
@@ -24,6 +24,9 @@ from provisioner.sandbox.machines import Machines
 from provisioner.sandbox.metadata import Metadata
 from provisioner.sandbox.scenario import NOTICE_S, Scenario, Stage
 
+if TYPE_CHECKING:
+    from provisioner.sandbox.containers import Containers
+
 FILE = "sandbox.json"
 REGION = "us-east-1"
 PROJECT = "sandbox-project"
@@ -32,11 +35,13 @@ PROJECT = "sandbox-project"
 class Sandbox:
     """Start, steer and stop the cloud in a box. ``start`` and ``stop`` belong to the owner; the rest is thread-safe."""
 
-    def __init__(self, directory: Path, scenario: Scenario | None = None) -> None:
-        """Keep machines, consoles and ``sandbox.json`` below ``directory``."""
+    def __init__(
+        self, directory: Path, scenario: Scenario | None = None, *, containers: Containers | None = None
+    ) -> None:
+        """Keep machines, consoles and ``sandbox.json`` below ``directory``. ``containers``: what machines may start."""
         self.directory = directory.absolute()
         self.scenario = scenario or Scenario(name="empty")
-        self.machines = Machines(self.directory / "machines")
+        self.machines = Machines(self.directory / "machines", containers=containers)
         self._access_key = "AKIA" + secrets.token_hex(8).upper()
         aws, gcp = self.scenario.aws, self.scenario.gcp
         self.aws = AwsEmulator(self.machines, boot_s=aws.boot, end_s=aws.end, launch_key=self._access_key)
