@@ -16,6 +16,8 @@ from provisioner.errors import Interrupted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from provisioner.controller.directory import JobDirectory
+
 GENTLY_S = 120.0
 
 
@@ -27,18 +29,27 @@ GENTLY_S = 120.0
 def run(file: Path, *, fresh: bool, take_over: bool, as_json: bool) -> int:
     """Run the job of FILE until it is done.
 
-    Run it again after a crash of this machine: it takes the job up where it was, with the machine that it has.
-    Ctrl-C asks whether to leave the job running or to take it down.
+    Run it again after a crash of this machine: it takes the job up where it was, with the machine that it has. While
+    it runs already, a second run follows the first, and takes the job up should that die. Ctrl-C asks whether to leave
+    the job running or to take it down.
     """
     from provisioner.cli.report import print_report
     from provisioner.cli.timeline import printer
+    from provisioner.controller.directory import Held
     from provisioner.controller.run import Controller, RunOptions, attend
 
-    controller = Controller(file, options=RunOptions(fresh=fresh, take_over=take_over), on_event=printer())
-    try:
-        report = controller.run(attend(None if as_json else _question(), streams.tell))
-    except Interrupted as left:
-        _leave(str(left))
+    show = printer()
+    report: dict[str, object] | None = None
+    while report is None:
+        controller = Controller(file, options=RunOptions(fresh=fresh, take_over=take_over), on_event=show)
+        try:
+            report = controller.run(attend(None if as_json else _question(), streams.tell))
+        except Interrupted as left:
+            _leave(str(left))
+        except Held as held:
+            if fresh or take_over:
+                raise
+            report = _followed(controller.directory, str(held), show)
     with streams.unread():
         print_json(report) if as_json else print_report(report)
     return exit_code(report)
@@ -60,6 +71,22 @@ def down(job: str, *, gently: bool, as_json: bool) -> int:
         else:
             click.echo(f"{job}: nothing is left" if not leaked else f"{job}: left behind: {leaked}")
     return 5 if leaked else 0
+
+
+def _followed(
+    directory: JobDirectory, words: str, show: Callable[[dict[str, object]], None]
+) -> dict[str, object] | None:
+    """Follow the controller that has the job. Return its report; None when the job is left for us to take up."""
+    from provisioner.controller.attached import follow
+
+    streams.tell(f"{words}; following it (Ctrl-C ends this one only)")
+    try:
+        report = follow(directory, show)
+    except KeyboardInterrupt:
+        _leave(f"the job goes on with its controller; come back with: failover logs {directory.name} -f")
+    if report is None:
+        streams.tell("that controller is gone and has left the job open; taking it up")
+    return report
 
 
 def exit_code(report: dict[str, object]) -> int:

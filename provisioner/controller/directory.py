@@ -65,6 +65,10 @@ class JobRecord:
         return f"{self.name}-{self.uid}-{self.run}"
 
 
+class Held(ConfigError):
+    """Another controller runs the job."""
+
+
 class JobDirectory:
     """One job's folder."""
 
@@ -126,7 +130,7 @@ class JobDirectory:
     def lock(self) -> Iterator[None]:
         """Hold the job for this process. The kernel lets go of it when the process dies, however it dies.
 
-        Raises ConfigError when another controller holds it.
+        Raises Held when another controller has it.
         """
         with (self.path / "lock").open("a+", encoding="utf-8") as file:
             try:
@@ -135,7 +139,7 @@ class JobDirectory:
                 file.seek(0)
                 owner = file.read().strip() or "unknown"
                 message = f"job {self.name} is already run by process {owner}"
-                raise ConfigError(message, hint=f"follow it with: failover logs {self.name} --follow") from error
+                raise Held(message, hint=f"follow it with: failover run, or failover logs {self.name} -f") from error
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()

@@ -185,15 +185,42 @@ def test_down_asks_a_running_controller(place: Place) -> None:
     assert place.nodes() == []
 
 
-def test_a_second_controller_is_refused_in_one_line(place: Place) -> None:
-    config = place.config(steps=400, pace=0.1)
+def test_a_second_run_follows_the_first_and_ends_with_its_report(place: Place) -> None:
+    config = place.config(steps=120, pace=0.1)
     with place.start("run", str(config)) as first:
         place.wait_for_step(1)
-        code, out, err = place.call("run", str(config))
-        assert (code, out) == (2, "")
-        assert f"already run by process {first.pid}" in err
-        place.call("down", "small")
+        with place.start("run", str(config), "--json") as second:
+            code, out, err = place.call("run", str(config), "--fresh")
+            assert (code, out) == (2, ""), "options that the running one would ignore"
+            assert f"already run by process {first.pid}" in err
+            out, err = second.communicate(timeout=60)
         first.communicate(timeout=30)
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert f"already run by process {first.pid}; following it" in err
+    assert "epoch 1: completed" in err, "what happens is shown"
+    report = json.loads(out)
+    assert (report["result"], len(report["placements"])) == ("completed", 1)
+
+
+def test_a_second_run_takes_the_job_up_when_the_first_dies_and_ctrl_c_leaves_it_alone(place: Place) -> None:
+    config = place.config(steps=150, pace=0.1)
+    with place.start("run", str(config)) as first:
+        place.wait_for_step(1)
+        with place.start("run", str(config)) as idle:
+            time.sleep(2.0)
+            idle.send_signal(signal.SIGINT)
+            _, words = idle.communicate(timeout=20)
+        assert idle.returncode == 130
+        assert "the job goes on with its controller" in words
+        with place.start("run", str(config), "--json") as second:
+            time.sleep(2.0)
+            first.kill()
+            out, err = second.communicate(timeout=80)
+        first.communicate(timeout=30)
+    assert second.returncode == 0, err
+    assert "has left the job open; taking it up" in err
+    report = json.loads(out)
+    assert (report["result"], len(report["placements"])) == ("completed", 1), "with the machine that it had"
 
 
 def test_a_node_that_is_killed_is_replaced_from_its_last_checkpoint(place: Place) -> None:
