@@ -118,6 +118,49 @@ class Explains(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """A thing that carries our owner tag, of whichever job and controller.
+
+    ``uid`` is its job's id, empty where it names none; ``since`` the Unix time at which it was made or last started,
+    None where the cloud does not say; ``place`` where it was asked for, where its region does not tell.
+    """
+
+    thing: Owned
+    uid: str = ""
+    since: float | None = None
+    place: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        """What tells it from all others."""
+        return (self.thing.cloud, self.place, self.thing.region, self.thing.kind, self.thing.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a cloud lists. ``silent`` names what could not be asked, with the reason: it is not empty, but unknown."""
+
+    found: tuple[Tagged, ...]
+    silent: Mapping[str, str]
+
+
+@runtime_checkable
+class Inventory(Protocol):
+    """A cloud that lists, and removes, what carries our owner tag, of every job of the account."""
+
+    def tagged(self, regions: Sequence[str]) -> Findings:
+        """List it, in these regions as well as those of the configuration. Never raises for a place that is silent."""
+        ...
+
+    def remove(self, tagged: Tagged) -> None:
+        """Ask that one thing goes away; a machine is gone when this returns. Gone already is fine.
+
+        Other things may need to be asked again, while what uses them ends. Raises CloudError.
+        """
+        ...
+
+
 @runtime_checkable
 class Accounted(Protocol):
     """A cloud that can say, without asking anybody, whose account it uses."""

@@ -6,11 +6,12 @@ import json
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeAlias, TypeVar
 
+from provisioner.clouds.base import Findings, Tagged
 from provisioner.clouds.clock import Clock
 from provisioner.clouds.meaning import with_failure
 from provisioner.clouds.substrate import PreparedRegion, Stack
@@ -23,6 +24,8 @@ from provisioner.terraform.stack import CloudStack
 
 SWEPT_S: Final = 60.0
 """How long ``dismantle`` waits for the last things to vanish from the cloud's lists, in seconds."""
+
+Inquiry: TypeAlias = tuple[str, str, Callable[[], Sequence[Tagged]]]
 
 
 class Events(Protocol):
@@ -137,6 +140,27 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
             raise _could_not_ask(silent)
         return found
 
+    def tagged(self, regions: Sequence[str]) -> Findings:
+        """List everything that carries our owner tag, in these regions too. What is silent hides nothing else."""
+        found: list[Tagged] = []
+        silent: dict[str, str] = {}
+        unreached: dict[str, str] = {}
+        for place, what, ask in self._inquiries(tuple(dict.fromkeys([*self._regions, *regions]))):
+            if place in unreached:  # each question would wait as long again
+                silent[f"{place} {what}"] = unreached[place]
+                continue
+            try:
+                found += ask()
+            except CloudError as error:
+                silent[f"{place} {what}"] = str(error)
+                if isinstance(error, Unreachable):
+                    unreached[place] = str(error)
+        return Findings(tuple({one.key: one for one in found}.values()), silent)
+
+    @abstractmethod
+    def remove(self, tagged: Tagged) -> None:
+        """Ask that one thing goes away; a machine is gone when this returns. Raises CloudError."""
+
     def dismantle(self) -> None:
         """Destroy every region's stack; then remove what Terraform does not know. Idempotent. Raises CloudError.
 
@@ -194,6 +218,10 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
     @abstractmethod
     def _owned_in(self, place: str) -> Sequence[Owned]:
         """List what is there of the job in one place. Raises CloudError."""
+
+    @abstractmethod
+    def _inquiries(self, regions: Sequence[str]) -> Iterable[Inquiry]:
+        """Return the questions whose answers are all that carries our owner tag: place, what is asked for, the call."""
 
     @abstractmethod
     def _sweep(self, place: str) -> None:

@@ -260,7 +260,7 @@ def test_only_this_jobs_machines_are_its_own():
     setting.client.pro.create(_order("failover-digits-1a2b3c4d-mine"))
     setting.client.pro.create(_order("somebody-else"))
     assert len(setting.cloud.owned()) == 1
-    assert len(setting.cloud.owned_by_anyone()) == 1
+    assert len(setting.cloud.tagged(()).found) == 1
 
 
 def _order(name):

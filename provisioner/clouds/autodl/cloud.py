@@ -16,7 +16,7 @@ from provisioner.clouds.autodl.errors import BALANCE, Doubtful, Refused, failure
 from provisioner.clouds.autodl.machines import AutodlSettings, Clock, Machines, Passed, Sleep, start_command
 from provisioner.clouds.autodl.naming import PREFIX, machine_name
 from provisioner.clouds.autodl.pro_machines import ProMachines
-from provisioner.clouds.base import Outlook, Request
+from provisioner.clouds.base import Findings, Outlook, Request, Tagged
 from provisioner.errors import CloudError, Unauthorized
 from provisioner.model import Failure, FailureKind, JobRef, Launch, Node, NodeState, Offer, Owned, Scope
 
@@ -210,11 +210,22 @@ class AutodlCloud:
     def owned(self) -> Sequence[Owned]:
         """List this job's machines and deployments, those of an earlier mode included. Raises CloudError."""
         prefix = f"{PREFIX}{self._job.name}-{self._job.uid}-"
-        return [*self._pro.owned(prefix), *self._elastic.owned(prefix)]
+        return [one.thing for machines in (self._pro, self._elastic) for one in machines.tagged(prefix)]
 
-    def owned_by_anyone(self) -> Sequence[Owned]:
-        """List what carries a name of ours, of every job and operator of this account. Raises CloudError."""
-        return [*self._pro.owned(PREFIX), *self._elastic.owned(PREFIX)]
+    def tagged(self, regions: Sequence[str]) -> Findings:  # noqa: ARG002 - AutoDL lists all regions at once
+        """List what carries a name of ours, of every job and operator of this account."""
+        found: list[Tagged] = []
+        silent: dict[str, str] = {}
+        for what, machines in (("Pro instances", self._pro), ("deployments", self._elastic)):
+            try:
+                found += machines.tagged(PREFIX)
+            except CloudError as error:
+                silent[what] = str(error)
+        return Findings(tuple(found), silent)
+
+    def remove(self, tagged: Tagged) -> None:
+        """Make a machine go away; return when AutoDL does not know it any more. Raises CloudError."""
+        self._of(tagged.thing.id).release(tagged.thing.id)
 
     def dismantle(self) -> None:
         """Nothing: ``prepare`` made nothing."""

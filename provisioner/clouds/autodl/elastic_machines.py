@@ -20,7 +20,7 @@ from provisioner.clouds.autodl.errors import (
 from provisioner.clouds.autodl.machines import AutodlSettings, Clock, Passed, Patience, Sleep, fits, still_there
 from provisioner.clouds.autodl.models import Container, Deployment
 from provisioner.clouds.autodl.naming import read_name
-from provisioner.clouds.base import Request
+from provisioner.clouds.base import Request, Tagged
 from provisioner.errors import Unreachable
 from provisioner.model import Failure, FailureKind, Gpu, Market, NodeState, Offer, Owned
 
@@ -197,7 +197,7 @@ class ElasticMachines:
                 if error.failure.kind not in (FailureKind.INVALID, FailureKind.UNKNOWN, FailureKind.THROTTLED):
                     raise
 
-    def owned(self, prefix: str) -> list[Owned]:
+    def tagged(self, prefix: str) -> list[Tagged]:
         """List our deployments whose name begins with ``prefix``. An account that may not have any has none."""
         try:
             deployments = self._client.elastic.deployments()
@@ -205,16 +205,14 @@ class ElasticMachines:
             if not_entitled(error.failure):
                 return []
             raise
-        return [
-            owned for item in deployments if item.name.startswith(prefix) and (owned := _as_owned(item)) is not None
-        ]
+        return [found for item in deployments if item.name.startswith(prefix) and (found := _tagged(item)) is not None]
 
 
-def _as_owned(item: Deployment) -> Owned | None:
+def _tagged(item: Deployment) -> Tagged | None:
     tags = read_name(item.name)
     if tags is None:
         return None
-    return Owned(
+    thing = Owned(
         cloud="autodl",
         region=item.regions[0] if len(item.regions) == 1 else "",
         kind="machine",
@@ -225,3 +223,4 @@ def _as_owned(item: Deployment) -> Owned | None:
         token=tags.token,
         price_per_hour=cards.price(item.gpu_names[0], item.gpu_count or 1) if len(item.gpu_names) == 1 else None,
     )
+    return Tagged(thing, tags.job.uid, item.created_at)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from provisioner.clouds.base import Request
+from provisioner.clouds.base import Request, Tagged
 from provisioner.errors import CloudError
-from provisioner.model import Failure, Money, NodeState, Offer, Owned
+from provisioner.model import Failure, Money, NodeState, Offer
 
 Sleep = Callable[[float], None]
 Clock = Callable[[], float]
@@ -80,7 +80,7 @@ class Machines(Protocol):
         """Make it go away, and return when it is gone. Raises CloudError."""
         ...
 
-    def owned(self, prefix: str) -> list[Owned]:
+    def tagged(self, prefix: str) -> list[Tagged]:
         """List all machines of ours whose name begins with ``prefix``. Raises CloudError."""
         ...
 

@@ -10,7 +10,7 @@ from provisioner.clouds.autodl.errors import Doubtful, NotFound, Refused
 from provisioner.clouds.autodl.machines import AutodlSettings, Clock, Passed, Patience, Sleep, fits, still_there
 from provisioner.clouds.autodl.naming import read_name
 from provisioner.clouds.autodl.pro_api import ProOrder
-from provisioner.clouds.base import Request
+from provisioner.clouds.base import Request, Tagged
 from provisioner.model import Failure, FailureKind, Gpu, Market, NodeState, Offer, Owned
 
 _STATES = {
@@ -179,24 +179,23 @@ class ProMachines:
             if error.failure.kind not in (FailureKind.INVALID, FailureKind.UNKNOWN, FailureKind.THROTTLED):
                 raise
 
-    def owned(self, prefix: str) -> list[Owned]:
+    def tagged(self, prefix: str) -> list[Tagged]:
         """List the instances of ours whose name begins with ``prefix``."""
         found = []
         for item in self._client.pro.instances():
             tags = read_name(item.name)
             if tags is not None and item.name.startswith(prefix):
                 card = cards.pro_specs().get(item.spec, item.spec)
-                found.append(
-                    Owned(
-                        cloud="autodl",
-                        region="",
-                        kind="machine",
-                        id=item.id,
-                        state=item.status,
-                        job=tags.job.name,
-                        epoch=tags.epoch,
-                        token=tags.token,
-                        price_per_hour=cards.price(card, item.gpu_count or 1),
-                    )
+                thing = Owned(
+                    cloud="autodl",
+                    region="",
+                    kind="machine",
+                    id=item.id,
+                    state=item.status,
+                    job=tags.job.name,
+                    epoch=tags.epoch,
+                    token=tags.token,
+                    price_per_hour=cards.price(card, item.gpu_count or 1),
                 )
+                found.append(Tagged(thing, tags.job.uid, item.created_at))
         return found

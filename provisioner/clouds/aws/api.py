@@ -164,6 +164,12 @@ class Region:
         """Return what a describing operation lists under these tags, e.g. ``("describe_volumes", "Volumes", tags)``."""
         return self._pages(operation, key, {"Filters": filters(tags)})
 
+    def addresses(self, tags: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return the public addresses under these tags. EC2 gives them in one page."""
+        asked: Any = filters(tags)
+        answer: Any = self._call("DescribeAddresses", lambda: self.ec2.describe_addresses(Filters=asked))
+        return list(answer["Addresses"])
+
     def has_template(self, template_id: str) -> bool:
         """Say whether a launch template is there."""
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,8 +18,8 @@ from provisioner.clouds.aws.failures import NO_SUBNET, STALE_CODES
 from provisioner.clouds.aws.quotas import AccountQuotas
 from provisioner.clouds.aws.reading import failure_in
 from provisioner.clouds.aws.substrate import Prepared, Stack, Substrate
-from provisioner.clouds.base import Request
-from provisioner.clouds.regional import Events, RegionalCloud
+from provisioner.clouds.base import Request, Tagged
+from provisioner.clouds.regional import Events, Inquiry, RegionalCloud
 from provisioner.config import AwsConfig
 from provisioner.errors import CloudError, Unauthorized
 from provisioner.model import Failure, JobRef, Launch, Market, Node, NodeState, Offer, Owned
@@ -100,6 +100,10 @@ class AwsCloud(RegionalCloud[AwsConfig, StackSpec, Substrate]):
         """
         release.terminate(self._account.region(node.offer.region), node.id, self._clock)
         self._quotas.forget_use(node.offer.region)
+
+    def remove(self, tagged: Tagged) -> None:
+        """Ask that one thing goes away; a machine is gone when this returns. Raises CloudError."""
+        inventory.remove(self._account, tagged, self._clock)
 
     def inspect(self, node: Node) -> NodeState:
         """Say how EC2 sees the machine. One that is not listed yet, just after its claim, is pending."""
@@ -182,6 +186,14 @@ class AwsCloud(RegionalCloud[AwsConfig, StackSpec, Substrate]):
         except Unauthorized as error:  # a controller without rights on IAM has made no role
             self._emit("owned_partly", cloud=self.name, place="IAM", problem=str(error))
             return []
+
+    def _inquiries(self, regions: Sequence[str]) -> Iterator[Inquiry]:
+        for name in regions:
+            calls = self._account.region(name)
+            for what, ask in inventory.inquiries(calls):
+                yield name, what, ask
+        yield inventory.GLOBAL, "roles", lambda: inventory.roles_of_anyone(self._account)
+        yield inventory.GLOBAL, "instance profiles", lambda: inventory.profiles_of_anyone(self._account)
 
     def _sweep(self, place: str) -> None:
         if place != inventory.GLOBAL:

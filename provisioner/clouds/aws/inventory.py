@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from provisioner.catalog import price_ceiling
-from provisioner.clouds.aws.api import Account, Region, ended, tags_of
+from provisioner.clouds.aws import release
+from provisioner.clouds.aws.api import Account, Region, ended, filters, tags_of
+from provisioner.clouds.base import Tagged
+from provisioner.clouds.clock import Clock
 from provisioner.model import (
     OWNER,
     TAG_EPOCH,
@@ -33,6 +38,9 @@ GLOBAL: Final = "global"
 _GP3_USD_GB_MONTH = Decimal("0.08")
 """List price of gp3 in us-east-1 (aws.amazon.com/ebs/pricing); what a forgotten disk costs, about."""
 _HOURS_A_MONTH = 730
+_ADDRESS = Money(Decimal("0.005"), "USD")
+"""What a public IPv4 address costs an hour, used or not (aws.amazon.com/vpc/pricing)."""
+_NAME: Final = re.compile(r"(?:failover-)?(?:(?P<job>.*)-)?(?P<uid>[0-9a-f]{8})-")
 
 
 def job_tags(job: JobRef) -> dict[str, str]:
@@ -42,22 +50,83 @@ def job_tags(job: JobRef) -> dict[str, str]:
 
 def owned_in(region: Region, job: JobRef) -> list[Owned]:
     """List a job's machines, disks, spot requests and substrate in a region. Raises CloudError."""
-    tags = job_tags(job)
-    found = [_machine(region.name, i) for i in region.tagged(tags) if not ended(i)]
-    found += [_volume(region.name, v) for v in region.listing("describe_volumes", "Volumes", tags) if _lasts(v)]
-    requests = region.spot_requests(Filters=[{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()])
-    found += [_spot_request(region.name, r) for r in requests if r["State"] in {"open", "active"}]
-    for operation, key, kind, name in _LISTINGS:
-        for thing in region.listing(operation, key, tags):
-            found.append(_owned(region.name, kind, str(thing[name]), "available", tags_of(thing)))
-    return found
+    return [one.thing for _, ask in _made_by_us(region, job_tags(job)) for one in ask()]
 
 
-_LISTINGS: Final = (
-    ("describe_launch_templates", "LaunchTemplates", "launch_template", "LaunchTemplateId"),
-    ("describe_security_groups", "SecurityGroups", "security_group", "GroupId"),
-    ("describe_vpcs", "Vpcs", "vpc", "VpcId"),
-)
+Question: TypeAlias = tuple[str, Callable[[], list[Tagged]]]
+
+
+def inquiries(region: Region) -> list[Question]:
+    """Return, by kind, the questions for all of ours in a region, of every job. Calls raise CloudError."""
+    ours = {TAG_OWNER: OWNER}
+    return [*_made_by_us(region, ours), ("addresses", partial(_addresses, region, ours))]
+
+
+def _made_by_us(region: Region, tags: Mapping[str, str]) -> list[Question]:
+    """Return the questions for what a claim or the region module makes: each needs a permission of its own."""
+    return [
+        ("machines", partial(_machines, region, tags)),
+        ("volumes", partial(_volumes, region, tags)),
+        ("spot requests", partial(_spot_requests, region, tags)),
+        *((f"{kind}s".replace("_", " "), partial(_listed, region, tags, kind)) for kind in _LISTINGS),
+    ]
+
+
+_LISTINGS: Final = {
+    "launch_template": ("describe_launch_templates", "LaunchTemplates", "LaunchTemplateId"),
+    "security_group": ("describe_security_groups", "SecurityGroups", "GroupId"),
+    "vpc": ("describe_vpcs", "Vpcs", "VpcId"),
+}
+
+
+def roles_of_anyone(account: Account) -> list[Tagged]:
+    """List every role under our path, of all jobs. Raises CloudError."""
+    iam = account.iam()
+    pages = iam.get_paginator("list_roles")
+    found: list[Any] = account.call("ListRoles", lambda: list(pages.paginate(PathPrefix=PATH)))
+    roles = [role for page in found for role in page["Roles"]]
+    return [_of_name("role", role["RoleName"], role.get("CreateDate")) for role in roles]
+
+
+def profiles_of_anyone(account: Account) -> list[Tagged]:
+    """List every instance profile under our path, of all jobs. Raises CloudError."""
+    iam = account.iam()
+    pages = iam.get_paginator("list_instance_profiles")
+    found: list[Any] = account.call("ListInstanceProfiles", lambda: list(pages.paginate(PathPrefix=PATH)))
+    profiles = [profile for page in found for profile in page["InstanceProfiles"]]
+    return [_of_name("instance_profile", one["InstanceProfileName"], one.get("CreateDate")) for one in profiles]
+
+
+def remove(account: Account, tagged: Tagged, clock: Clock) -> None:
+    """Remove one thing. Raises CloudError, also for what is still in use."""
+    thing = tagged.thing
+    if thing.kind == "role":
+        _remove_role(account, account.iam(), thing.id)
+    elif thing.kind == "instance_profile":
+        _remove_profile(account, account.iam(), thing.id)
+    else:
+        _remove_in(account.region(thing.region), tagged, clock)
+
+
+def _remove_in(region: Region, tagged: Tagged, clock: Clock) -> None:
+    thing = tagged.thing
+    if thing.kind == "machine":
+        release.terminate(region, thing.id, clock)
+    elif thing.kind == "spot_request":
+        region.cancel_spot_requests([thing.id])
+    elif thing.kind == "vpc":
+        _remove_network(region, thing.id, job_tags(JobRef(thing.job, tagged.uid)))
+    else:
+        operation, name = _REMOVALS[thing.kind]
+        region.remove(operation, **{name: thing.id})
+
+
+_REMOVALS: Final = {
+    "volume": ("delete_volume", "VolumeId"),
+    "address": ("release_address", "AllocationId"),
+    "launch_template": ("delete_launch_template", "LaunchTemplateId"),
+    "security_group": ("delete_security_group", "GroupId"),
+}
 
 
 def owned_globally(account: Account, job: JobRef) -> list[Owned]:
@@ -84,16 +153,24 @@ def remove_roles(account: Account, job: JobRef) -> None:
     """Remove the job's instance profiles and roles."""
     iam = account.iam()
     for name in _profiles(account, iam, job):
-        profile = account.call("GetInstanceProfile", partial(iam.get_instance_profile, InstanceProfileName=name))
-        for role in profile["InstanceProfile"]["Roles"]:
-            remove = partial(iam.remove_role_from_instance_profile, InstanceProfileName=name, RoleName=role["RoleName"])
-            account.call("RemoveRoleFromInstanceProfile", remove)
-        account.call("DeleteInstanceProfile", partial(iam.delete_instance_profile, InstanceProfileName=name))
+        _remove_profile(account, iam, name)
     for name in _roles(account, iam, job):
-        policies = account.call("ListRolePolicies", partial(iam.list_role_policies, RoleName=name))
-        for policy in policies["PolicyNames"]:
-            account.call("DeleteRolePolicy", partial(iam.delete_role_policy, RoleName=name, PolicyName=policy))
-        account.call("DeleteRole", partial(iam.delete_role, RoleName=name))
+        _remove_role(account, iam, name)
+
+
+def _remove_profile(account: Account, iam: IAMClient, name: str) -> None:
+    profile = account.call("GetInstanceProfile", partial(iam.get_instance_profile, InstanceProfileName=name))
+    for role in profile["InstanceProfile"]["Roles"]:
+        remove = partial(iam.remove_role_from_instance_profile, InstanceProfileName=name, RoleName=role["RoleName"])
+        account.call("RemoveRoleFromInstanceProfile", remove)
+    account.call("DeleteInstanceProfile", partial(iam.delete_instance_profile, InstanceProfileName=name))
+
+
+def _remove_role(account: Account, iam: IAMClient, name: str) -> None:
+    policies = account.call("ListRolePolicies", partial(iam.list_role_policies, RoleName=name))
+    for policy in policies["PolicyNames"]:
+        account.call("DeleteRolePolicy", partial(iam.delete_role_policy, RoleName=name, PolicyName=policy))
+    account.call("DeleteRole", partial(iam.delete_role, RoleName=name))
 
 
 def _remove_network(region: Region, vpc_id: str, tags: Mapping[str, str]) -> None:
@@ -125,29 +202,75 @@ def _profiles(account: Account, iam: IAMClient, job: JobRef) -> Iterator[str]:
     return (name for name in names if name.startswith(prefix))
 
 
-def _machine(region: str, instance: Mapping[str, Any]) -> Owned:
+def _machines(region: Region, tags: Mapping[str, str]) -> list[Tagged]:
+    return [_machine(region.name, one) for one in region.tagged(tags) if not ended(one)]
+
+
+def _volumes(region: Region, tags: Mapping[str, str]) -> list[Tagged]:
+    found = region.listing("describe_volumes", "Volumes", tags)
+    return [_volume(region.name, one) for one in found if one["State"] not in {"deleting", "deleted"}]
+
+
+def _spot_requests(region: Region, tags: Mapping[str, str]) -> list[Tagged]:
+    found = region.spot_requests(Filters=filters(tags))
+    made = ((one, str(one["SpotInstanceRequestId"])) for one in found if one["State"] in {"open", "active"})
+    return [
+        _tagged(region.name, "spot_request", name, str(one["State"]), tags_of(one), one.get("CreateTime"))
+        for one, name in made
+    ]
+
+
+def _addresses(region: Region, tags: Mapping[str, str]) -> list[Tagged]:
+    return [
+        _tagged(region.name, "address", str(one["AllocationId"]), "available", tags_of(one), price=_ADDRESS)
+        for one in region.addresses(tags)
+    ]
+
+
+def _listed(region: Region, tags: Mapping[str, str], kind: str) -> list[Tagged]:
+    operation, key, name = _LISTINGS[kind]
+    found = [one for one in region.listing(operation, key, tags) if one.get("GroupName") != "default"]
+    return [  # a default group goes with its network
+        _tagged(region.name, kind, str(one[name]), "available", tags_of(one), one.get("CreateTime")) for one in found
+    ]
+
+
+def _machine(region: str, instance: Mapping[str, Any]) -> Tagged:
     """A stopped machine costs its disk, which is listed for itself."""
     market = Market.SPOT if instance.get("InstanceLifecycle") == "spot" else Market.ON_DEMAND
     offer = Offer("aws", region, "", str(instance["InstanceType"]), Gpu("", 0, 0), market, None)
     state = str(instance["State"]["Name"])
     price = price_ceiling(offer) if state in {"pending", "running"} else None
-    return _owned(region, "machine", str(instance["InstanceId"]), state, tags_of(instance), price=price)
+    since = instance.get("LaunchTime")
+    return _tagged(region, "machine", str(instance["InstanceId"]), state, tags_of(instance), since, price=price)
 
 
-def _volume(region: str, volume: Mapping[str, Any]) -> Owned:
+def _volume(region: str, volume: Mapping[str, Any]) -> Tagged:
     a_month = _GP3_USD_GB_MONTH * int(volume.get("Size") or 0)
     price = Money((a_month / _HOURS_A_MONTH).quantize(Decimal("0.0001")), "USD")
-    return _owned(region, "volume", str(volume["VolumeId"]), str(volume["State"]), tags_of(volume), price=price)
+    name, state = str(volume["VolumeId"]), str(volume["State"])
+    return _tagged(region, "volume", name, state, tags_of(volume), volume.get("CreateTime"), price=price)
 
 
-def _lasts(volume: Mapping[str, Any]) -> bool:
-    return volume["State"] not in {"deleting", "deleted"}
+def _of_name(kind: str, name: str, since: Any) -> Tagged:
+    """Take job and uid from the name that the region module gives; a long job's name has lost its beginning there."""
+    match = _NAME.match(name)
+    tags = {TAG_JOB: match["job"] or "", TAG_UID: match["uid"]} if match else {}
+    return _tagged(GLOBAL, kind, name, "available", tags, since)
 
 
-def _spot_request(region: str, request: Mapping[str, Any]) -> Owned:
-    return _owned(
-        region, "spot_request", str(request["SpotInstanceRequestId"]), str(request["State"]), tags_of(request)
-    )
+def _tagged(
+    region: str,
+    kind: str,
+    thing_id: str,
+    state: str,
+    tags: Mapping[str, str],
+    since: Any = None,
+    *,
+    price: Money | None = None,
+) -> Tagged:
+    made = since.timestamp() if isinstance(since, datetime) else None
+    return Tagged(_owned(region, kind, thing_id, state, tags, price=price), tags.get(TAG_UID, ""), made)
 
 
 def _owned(

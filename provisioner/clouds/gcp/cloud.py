@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from provisioner import catalog
-from provisioner.clouds.base import Request
+from provisioner.clouds.base import Request, Tagged
 from provisioner.clouds.gcp import inventory, release
 from provisioner.clouds.gcp.api import ENDPOINT, Account
 from provisioner.clouds.gcp.claim import COMING, GOING, OFF, Claim
@@ -18,7 +18,7 @@ from provisioner.clouds.gcp.machine import Place, body
 from provisioner.clouds.gcp.quotas import QuotaBook
 from provisioner.clouds.gcp.reading import failure_in
 from provisioner.clouds.gcp.substrate import Prepared, Stack, Substrate
-from provisioner.clouds.regional import RegionalCloud
+from provisioner.clouds.regional import Inquiry, RegionalCloud
 from provisioner.config import GcpConfig
 from provisioner.errors import CloudError, Unauthorized
 from provisioner.model import Failure, FailureKind, Launch, Node, NodeState, Offer, Owned
@@ -83,6 +83,11 @@ class GcpCloud(RegionalCloud[GcpConfig, GcpStackSpec, Substrate]):
         project = self._project_with(node)
         release.terminate(self._projects[project], zone, name, self._clock)
         self._quotas[project].forget()
+
+    def remove(self, tagged: Tagged) -> None:
+        """Ask that one thing goes away; a machine is gone when this returns. Raises CloudError."""
+        compute = self._projects.get(tagged.place) or Compute(Account(tagged.place, self._environ, self._clock))
+        inventory.remove(compute, tagged, self._clock, self._bucket)
 
     def inspect(self, node: Node) -> NodeState:
         """Say how Google sees the machine. A claim has seen it, so one that Google does not know is gone."""
@@ -163,6 +168,11 @@ class GcpCloud(RegionalCloud[GcpConfig, GcpStackSpec, Substrate]):
         except Unauthorized as error:  # a controller without rights on IAM has made no account
             self._emit("owned_partly", cloud=self.name, place=f"IAM of {place}", problem=str(error))
         return found
+
+    def _inquiries(self, regions: Sequence[str]) -> Iterator[Inquiry]:
+        for project, compute in self._projects.items():
+            for what, ask in inventory.inquiries(compute, regions):
+                yield project, what, ask
 
     def _sweep(self, place: str) -> None:
         compute = self._projects[place]

@@ -31,6 +31,8 @@ class Machine:
     machine_type: str = ""
     cards: Mapping[str, int] = field(default_factory=dict)
     spot: bool = False
+    since: str = ""
+    """When it was last started, else made, as Google writes it."""
 
     @property
     def id(self) -> str:
@@ -48,6 +50,8 @@ class Disk:
     labels: Mapping[str, str]
     size_gb: int = 0
     kind: str = ""
+    since: str = ""
+    """When it was made, as Google writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +223,14 @@ def _machine(zone: str, found: Any) -> Machine:
         machine_type=_last(found.machine_type),
         cards=cards,
         spot=_word(found.scheduling.provisioning_model) == _SPOT,
+        since=str(found.last_start_timestamp or found.creation_timestamp or ""),
     )
 
 
 def _disk(zone: str, found: Any) -> Disk:
     size = int(found.size_gb or 0)
-    return Disk(zone, str(found.name), _word(found.status), dict(found.labels), size, _last(found.type_))
+    kind, since = _last(found.type_), str(found.creation_timestamp or "")
+    return Disk(zone, str(found.name), _word(found.status), dict(found.labels), size, kind, since)
 
 
 def _quotas(found: Any) -> dict[str, Quota]:

@@ -5,12 +5,18 @@ Machines and disks carry labels; networks, firewall rules and service accounts c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
 from provisioner import catalog
+from provisioner.clouds.base import Tagged
+from provisioner.clouds.clock import Clock
+from provisioner.clouds.gcp import release
 from provisioner.clouds.gcp.api import Account
 from provisioner.clouds.gcp.claim import OFF
 from provisioner.clouds.gcp.compute import Compute, Disk, Machine
@@ -35,6 +41,8 @@ _USD_GB_MONTH: Final[Mapping[str, Decimal]] = {
 }
 """List prices in us-central1 (cloud.google.com/compute/disks-image-pricing); what a forgotten disk costs, about."""
 _HOURS_A_MONTH = 730
+_NAME: Final = re.compile(r"failover-(?P<job>.+)-(?P<uid>[0-9a-f]{8})(?:-.*)?$")
+_ACCOUNT: Final = re.compile(r"fo-(?P<uid>[0-9a-f]{8})-")
 
 
 def machines_and_disks(compute: Compute, job: JobRef) -> list[Owned]:
@@ -42,6 +50,51 @@ def machines_and_disks(compute: Compute, job: JobRef) -> list[Owned]:
     label = (LABEL_UID, job.uid)
     machines = [_machine(one) for one in compute.machines(label) if _is_ours(one.labels, job)]
     return machines + [_disk(one) for one in compute.disks(label) if _is_ours(one.labels, job)]
+
+
+def inquiries(compute: Compute, regions: Sequence[str]) -> list[tuple[str, Callable[[], list[Tagged]]]]:
+    """Return, by kind, the questions for all that is ours in a project, of every job. Calls raise CloudError."""
+    ours, place = (LABEL_OWNER, OWNER), compute.account.project
+
+    def machines() -> list[Tagged]:
+        return [_tagged(_machine(one), one.labels, one.since, place) for one in compute.machines(ours)]
+
+    def disks() -> list[Tagged]:
+        return [_tagged(_disk(one), one.labels, one.since, place) for one in compute.disks(ours)]
+
+    def subnetworks(region: str) -> list[Tagged]:
+        return _of_names("subnetwork", region, _subnetworks(compute, region), place)
+
+    def service_accounts() -> list[Tagged]:
+        return [
+            Tagged(Owned("gcp", GLOBAL, "service_account", email, "available"), match["uid"], place=place)
+            for email in _all_emails(compute.account)
+            if (match := _ACCOUNT.match(email))
+        ]
+
+    return [
+        ("machines", machines),
+        ("disks", disks),
+        ("firewall rules", lambda: _of_names("firewall", GLOBAL, compute.firewalls(), place)),
+        *((f"subnetworks of {region}", partial(subnetworks, region)) for region in regions),
+        ("networks", lambda: _of_names("network", GLOBAL, compute.networks(), place)),
+        ("service accounts", service_accounts),
+    ]
+
+
+def remove(compute: Compute, tagged: Tagged, clock: Clock, bucket: str | None) -> None:
+    """Remove one thing; of an account also its rights on the bucket. Raises CloudError, also for what is in use."""
+    thing = tagged.thing
+    zone, _, name = thing.id.rpartition("/")
+    removals: Mapping[str, Callable[[], object]] = {
+        "machine": lambda: release.terminate(compute, zone, name, clock),
+        "volume": lambda: compute.delete_disk(zone, name),
+        "firewall": lambda: compute.delete_firewall(name),
+        "subnetwork": lambda: compute.delete_subnetwork(thing.region, name),
+        "network": lambda: compute.delete_network(name),
+        "service_account": lambda: _remove_emails(compute.account, [name], bucket),
+    }
+    removals[thing.kind]()
 
 
 def substrate(compute: Compute, job: JobRef, regions: Sequence[str]) -> list[Owned]:
@@ -78,7 +131,10 @@ def remove_disks(compute: Compute, job: JobRef) -> None:
 
 def remove_accounts(account: Account, job: JobRef, bucket: str | None) -> None:
     """Remove the job's service accounts, and what they may do with the bucket: else their names stay in its policy."""
-    emails = _emails(account, job)
+    _remove_emails(account, _emails(account, job), bucket)
+
+
+def _remove_emails(account: Account, emails: Sequence[str], bucket: str | None) -> None:
     if emails and bucket:
         _forget_members(account, bucket, emails)
     for email in emails:
@@ -103,14 +159,19 @@ def _forget_members(account: Account, bucket: str, emails: Sequence[str]) -> Non
 
 
 def _emails(account: Account, job: JobRef) -> list[str]:
-    found, page = [], ""
+    return [email for email in _all_emails(account) if email.startswith(account_prefix(job))]
+
+
+def _all_emails(account: Account) -> list[str]:
+    found: list[str] = []
+    page = ""
     while True:
         query = f"?pageSize=100{f'&pageToken={quote(page)}' if page else ''}"
         answer: Any = account.http("GET", "iam", f"projects/{account.project}/serviceAccounts{query}")
         found += [str(one.get("email", "")) for one in answer.get("accounts") or () if isinstance(one, dict)]
         page = str(answer.get("nextPageToken") or "")
         if not page:
-            return [email for email in found if email.startswith(account_prefix(job))]
+            return found
 
 
 def _subnetworks(compute: Compute, region: str) -> list[str]:
@@ -143,6 +204,23 @@ def _disk(disk: Disk) -> Owned:
     a_month = _USD_GB_MONTH.get(disk.kind, _USD_GB_MONTH["pd-balanced"]) * disk.size_gb
     price = Money((a_month / _HOURS_A_MONTH).quantize(Decimal("0.0001")), "USD")
     return _owned("volume", region_of(disk.zone), f"{disk.zone}/{disk.name}", disk.status, disk.labels, price)
+
+
+def _tagged(thing: Owned, labels: Mapping[str, str], since: str, place: str) -> Tagged:
+    try:
+        made = datetime.fromisoformat(since).timestamp()
+    except ValueError:
+        made = None
+    return Tagged(thing, labels.get(LABEL_UID, ""), made, place)
+
+
+def _of_names(kind: str, region: str, names: Sequence[str], place: str) -> list[Tagged]:
+    """Take job and uid from names as the region module gives them."""
+    found = [(name, match) for name in names if (match := _NAME.match(name))]
+    return [
+        Tagged(_named(kind, region, name, JobRef(match["job"], match["uid"])), match["uid"], place=place)
+        for name, match in found
+    ]
 
 
 def _named(kind: str, region: str, name: str, job: JobRef) -> Owned:
