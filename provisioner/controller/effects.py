@@ -220,7 +220,10 @@ class World:
     def claim_home(self, choice: Choice, epoch: int, attempt: int, published: Published, before: int) -> Claimed:
         """Get a machine at home that stands by, beside the one of the epoch ``before``."""
         self.launcher.stands_by[epoch] = before
-        return self.claim(choice, epoch, attempt, published)
+        claimed = self.claim(choice, epoch, attempt, published)
+        if claimed.node is None:  # the next machine of this epoch may be the only one: nobody would call it
+            del self.launcher.stands_by[epoch]
+        return claimed
 
     def stand_by(
         self, claimed: Claimed, here: Node, home: Claimed, there: Node, begun: Begun, past: tuple[Placement, ...]
