@@ -30,6 +30,7 @@ PROBE_S = 60.0
 """How long it may take to start a container."""
 _ROOT = "0:0"
 _HERE = "use an engine that runs on this machine itself"
+_HERE = "use an engine that runs on this machine itself"
 _ENGINE = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
 _PROBE = """
 import json, pathlib, socket, sys
@@ -74,10 +75,10 @@ class Containers:
             "# The host's container engine, as a machine of the sandbox has it. No registry is asked.",
             *(f"export {name}={shlex.quote(value)}" for name, value in self.environ.items()),
             "case ${1:-} in",
-            "  run)",
+            "  run | create)",
             "    words=()",
             f'    for word in "${{@:2}}"; do [ "$word" = {_ROOT} ] && word={self.user}; words+=("$word"); done',
-            f'    set -- run {shlex.join(options)} "${{words[@]}}" ;;',
+            f'    set -- "$1" {shlex.join(options)} "${{words[@]}}" ;;',
             '  pull) set -- image inspect "${@: -1}" ;;',
             "esac",
             f'exec {shlex.quote(self.client)} "$@"',
@@ -134,6 +135,7 @@ def find(image: str, folder: Path) -> Containers:
         hint = "make image" if image == IMAGE else f"pull or build it first: docker pull {image}"
         raise ConfigError(f"the engine has no image {image}", hint=hint)
     found = Containers(client, image, environ)
+    folder = folder.absolute()  # the engine takes a relative one for the name of a volume
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="probe-", ignore_cleanup_errors=True) as name:
         try:
@@ -146,9 +148,7 @@ def _tried(found: Containers, folder: Path) -> Containers:
     """Try what a machine will need: our files, our loopback, numpy for the training, and files that stay ours."""
     facts = _probe(found, folder)
     if not facts["folder"]:
-        raise ConfigError(
-            "the engine's containers do not see this machine's files", hint="use an engine of this machine"
-        )
+        raise ConfigError("the engine's containers do not see this machine's files", hint=_HERE)
     if not facts["loopback"]:
         raise ConfigError("the engine's containers do not reach this machine's loopback", hint=_HERE)
     if not facts["numpy"]:
@@ -162,9 +162,7 @@ def _tried(found: Containers, folder: Path) -> Containers:
         (folder / "file").unlink(missing_ok=True)
         _probe(Containers(found.client, found.image, found.environ, user), folder)
         if not _ours(folder / "file"):
-            raise ConfigError(
-                "what the engine's containers write is not yours", hint="run the drill as root, or rootless"
-            )
+            raise ConfigError("what the engine's containers write is not yours", hint="use an engine that runs as you")
     return Containers(found.client, found.image, found.environ, user)
 
 

@@ -78,6 +78,8 @@ class Drill:
             folder = stack.enter_context(self._folder())
             containers = self._containers(folder)
             image = None if containers is None else containers.image
+            if containers is not None:
+                stack.callback(containers.remove, folder / "cloud" / "machines")
             box = stack.enter_context(open_box(folder / "cloud", self.scenario, image=image))
             self.say(f"cloud in a box: AutoDL at {box.autodl}, AWS at {box.aws}, Google Cloud at {box.gcp}")
             self.say(f"files in {folder}")
