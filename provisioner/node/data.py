@@ -125,7 +125,7 @@ class Data:
                 "data",
                 f"data: {work.entry.to}: {len(work.missing)} of {len(work.entry.files)} files ({mib(missing)}) are to "
                 f"come from {work.entry.source}"
-                + (f"; {work.damaged} were changed or damaged in the cache" if work.damaged else ""),
+                + (f"; changed or damaged in the cache: {work.damaged}" if work.damaged else ""),
                 files=len(work.missing),
                 bytes=missing,
             )

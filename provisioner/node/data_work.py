@@ -103,23 +103,24 @@ class Work:
         self.unpacked = self.entry.unpack and self._has_tree()
         if self.unpacked:
             return
-        known = {file.name: self.folder.index.get(file.name) for file in self.entry.files}
-        asked = [file for file in self.entry.files if (kept := known[file.name]) and self._is_of(file, kept.size)]
-        proofs = self._pool.map(lambda file: self._proves(self.folder.index[file.name], self._place(file)), asked)
-        good = set()
-        for file, proved in zip(asked, proofs, strict=True):
-            self.damaged += not proved
-            if proved:
-                good.add(file.name)
-            self._desk.go_on()
+        found = {
+            file.name: kept
+            for file in self.entry.files
+            if (kept := self.folder.index.get(file.name)) is not None and self._is_of(file, kept)
+        }
+        good = self._good(found.values(), self.folder.place)
+        self.damaged = len(found) - len(good)
         self.missing = [file for file in self.entry.files if file.name not in good]
 
     def to_come(self) -> int:
         """Return the bytes that the disk must have room for."""
-        if self.entry.unpack:
-            archive = sum(self._still(file) for file in self.missing)
-            return 0 if self.unpacked else archive + self.size
-        return sum(self._still(file) for file in self.missing)
+        if self.unpacked:
+            return 0
+        names = {file.name for file in self.entry.files} - {file.name for file in self.missing}
+        goes = sum(kept.size for name, kept in self.folder.index.items() if name not in names)
+        goes += sum(kept.size for kept in self.folder.tree.values())
+        comes = sum(self._still(file) for file in self.missing) + (self.size if self.entry.unpack else 0)
+        return max(0, comes - goes)
 
     def bring(self, to: Path) -> None:
         """Fetch what is missing, unpack, and show the command its files in ``to``, which is made.
@@ -133,6 +134,7 @@ class Work:
                 self.folder.renew_tree()
             else:
                 gone = {file.name for file in self.missing}
+                self.folder.forget_tree()
                 self.folder.renew([file.name for file in self.entry.files if file.name not in gone])
                 self._fetch()
                 if self.entry.unpack:
@@ -152,36 +154,38 @@ class Work:
             os.link(place(name), path)
         self._desk.files += len(kept)
 
-    def _proves(self, kept: Kept, place: Path) -> bool:
-        if kept not in self._proved:
-            if not self.folder.proves(kept, place):
-                return False
-            self._proved.add(kept)
-        return True
+    def _good(self, kept: Iterable[Kept], place: Callable[[str], Path]) -> set[str]:
+        """Return the names of the files that are what was put there. Raises Abandoned."""
+        good, doubtful = set(), []
+        for one in kept:
+            if one in self._proved or self.folder.is_untouched(one, place(one.name)):
+                good.add(one.name)
+            else:
+                doubtful.append(one)
+        proofs = self._pool.map(lambda one: self.folder.proves(one, place(one.name)), doubtful)
+        for one, proved in zip(doubtful, proofs, strict=True):
+            if proved:
+                good.add(one.name)
+                self._proved.add(one)
+            self._desk.go_on()
+        return good
 
-    def _place(self, file: File) -> Path:
-        return self.folder.place(file.name)
-
-    def _is_of(self, file: File, size: int) -> bool:
-        kept = self.folder.index[file.name]
+    def _is_of(self, file: File, kept: Kept) -> bool:
         wanted = self.entry.sha256
         if wanted and kept.sha256:
             return kept.sha256 == wanted
-        return not wanted and kept.etag == file.etag and file.size in {None, size}
+        return not wanted and kept.etag == file.etag and file.size in {None, kept.size}
 
     def _has_tree(self) -> bool:
         """Say whether what the archive has given is whole."""
         if not self.folder.tree:
             return False
         (file,) = self.entry.files
-        first = next(iter(self.folder.tree.values()))
-        if first.etag == self.state(file):
-            kept = self.folder.tree.values()
-            proofs = self._pool.map(lambda one: self._proves(one, self.folder.place_in_tree(one.name)), kept)
-            if all(proofs):
-                return True
-            self.damaged = 1
-        return False
+        kept = self.folder.tree.values()
+        if next(iter(kept)).etag != self.state(file):
+            return False
+        self.damaged = len(kept) - len(self._good(kept, self.folder.place_in_tree))
+        return not self.damaged
 
     def state(self, file: File) -> str:
         """Return what tells one state of a file from the next."""
@@ -234,7 +238,7 @@ class Work:
                 self._desk.check()
 
         self._desk.check()
-        unpack(self._place(file), self.folder, f"data: {self.entry.source}", on_bytes, self.state(file))
+        unpack(self.folder.place(file.name), self.folder, f"data: {self.entry.source}", on_bytes, self.state(file))
         self.folder.renew(())
 
 

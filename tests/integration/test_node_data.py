@@ -288,7 +288,7 @@ def test_what_the_command_does_to_its_data_harms_no_later_start(machine, web):
     assert dict(web.asked) == {"a": 1}, "only what was written in place comes again"
     assert sha256(web.files["a"]).hexdigest() in second.log()
     assert "a b c\n" in second.log()
-    assert "1 were changed or damaged in the cache" in second.log()
+    assert "changed or damaged in the cache: 1" in second.log()
 
 
 def test_a_damaged_cache_is_noticed_after_a_reboot_whatever_its_times_say(machine, web):
@@ -451,6 +451,15 @@ def test_a_disk_without_room_is_named_with_its_sizes_before_anything_is_fetched(
     assert "10.0 MiB are for checkpoints" in reason
     assert node.heartbeat()["end"]["cause"] == "disk_full"
     assert web.sent == 0
+
+
+def test_what_is_replaced_makes_room_for_what_comes(machine, web, small_disk):
+    web.files = {"a.tar": packed("tar", {"one/a": noise(35_000_000)})}
+    assert machine.start(1, [entry(web, ["a.tar"], unpack=True)], home=small_disk).wait() == 0
+    web.files["a.tar"] = packed("tar", {"one/a": noise(36_000_000, 2)})
+    second = machine.start(2, [entry(web, ["a.tar"], unpack=True)], home=small_disk)
+    assert second.wait() == 0, second.text()
+    assert "has set/one/a 36000000" in second.log()
 
 
 def test_a_disk_that_fills_up_meanwhile_is_named(machine, web, small_disk):
