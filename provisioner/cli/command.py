@@ -21,6 +21,7 @@ COMMANDS = {
     "logs": ("provisioner.cli.logs:logs", "Print or follow what a job's training has printed."),
     "home": ("provisioner.cli.home:home", "Bring a job home to AutoDL from where it trains."),
     "down": ("provisioner.cli.run:down", "Take a job's machines down and remove what was prepared."),
+    "sweep": ("provisioner.cli.sweep:sweep", "Find what nobody holds at the clouds; remove it."),
     "drill": ("provisioner.cli.drill:drill", "Rehearse an outage in a cloud in a box."),
     "checkpoint": ("provisioner.cli.checkpoint:checkpoint", "List, check, push, pull, copy and remove checkpoints."),
     "runtime": ("provisioner.cli.runtime:runtime_group", "Make the node's own Python, for images without one."),
