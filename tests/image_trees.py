@@ -26,7 +26,6 @@ TOOLS = (
         "df",
         "dirname",
         "env",
-        "getconf",
         "grep",
         "gzip",
     ),

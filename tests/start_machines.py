@@ -21,7 +21,10 @@ from provisioner.controller.launch import start_object
 from provisioner.controller.runtime_bundle import Bundle
 from provisioner.terraform import render
 
-DEPENDENCIES = ("anyio", "blake3", "idna", "obstore", "tenacity", "typing-extensions", "watchfiles", "zstandard")
+DEPENDENCIES = (
+    *("anyio", "blake3", "idna", "nvidia-ml-py", "obstore", "tenacity", "typing-extensions", "watchfiles"),
+    "zstandard",
+)
 
 
 def installed_wheel(name: str, directory: Path) -> Path:
@@ -155,7 +158,7 @@ class Machine:
         """Put a bundle behind a link; return the lines that tell of it."""
         self.site.files["/runtime.tar.gz"] = bundle.path.read_bytes()
         link = f"{self.site.url}/runtime.tar.gz?X-Amz-Signature=canary-signature"
-        return {"bundle-url": link, "bundle-sha256": bundle.sha256, "bundle-glibc": bundle.manifest.glibc}
+        return {"bundle-url": link, "bundle-sha256": bundle.sha256}
 
     def run(self, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.root / "console.txt").open("ab") as console:

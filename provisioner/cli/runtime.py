@@ -20,7 +20,7 @@ def runtime_group() -> None:
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write it to this file too.")
 @click.option("--json", "as_json", is_flag=True, help="Print its manifest as JSON on stdout.")
 def build(python: str | None, output: Path | None, *, as_json: bool) -> None:
-    """Make the bundle that a machine without a fitting Python gets, and say which glibc it needs.
+    """Make the bundle that a machine without a fitting Python gets, and say what it needs.
 
     `failover run` makes it by itself where it is needed. A file made elsewhere is named under job.runtime_file.
     """
@@ -44,7 +44,7 @@ def build(python: str | None, output: Path | None, *, as_json: bool) -> None:
         return
     click.echo(path)
     click.echo(
-        f"Python {manifest.python}, {manifest.platform}, glibc {manifest.glibc} or newer, {bundle.size / 1e6:.0f} MB, "
+        f"Python {manifest.python}, {manifest.platform}, {manifest.needs} or newer, {bundle.size / 1e6:.0f} MB, "
         f"from {manifest.built_from}",
         err=True,
     )

@@ -262,12 +262,6 @@ class AutodlConfig(Section):
         description="AutoDL's image, a base image or one you saved there. Images from elsewhere cannot be used.",
         examples=["base-image-l2t43iu6uk"],
     )
-    glibc: Annotated[str, matching(r"2\.[0-9]{1,2}", "is not a version of glibc", "write it as 2.31")] | None = Field(
-        default=None,
-        description="glibc of an image that you saved, in quotes; `ldd --version` shows it there. The node's runtime "
-        "is checked against it before a machine is rented. AutoDL's own images are known.",
-        examples=["2.35"],
-    )
     wait: DurationOrZero = Field(
         default=120.0, description="How long to ask for a card before the fallbacks are tried; `0s` asks once."
     )

@@ -211,8 +211,8 @@ class Launcher:
         job = self.config.job
         lines = [("runtime", job.runtime), ("end-url", self.store.sign(layout.heartbeat(epoch), LINK_S, "PUT"))]
         if published.bundle is not None:
-            key, digest, glibc = published.bundle
-            lines += [("bundle-url", self.store.sign(key, LINK_S)), ("bundle-sha256", digest), ("bundle-glibc", glibc)]
+            key, digest = published.bundle[:2]
+            lines += [("bundle-url", self.store.sign(key, LINK_S)), ("bundle-sha256", digest)]
         elif published.no_bundle:
             lines.append(("no-bundle", published.no_bundle))
         if job.image is None or offer.cloud == "autodl":  # an AutoDL machine is a container already
@@ -244,13 +244,13 @@ class Launcher:
                 raise
             return None, str(error)
 
-    def _publish_bundle(self, bundle: Bundle | None) -> tuple[str, str, str] | None:
+    def _publish_bundle(self, bundle: Bundle | None) -> tuple[str, str] | None:
         if bundle is None:
             return None
         key = f"{layout.RUNTIME}/{bundle.sha256}.tar.gz"
         if not self.store.exists(key):
             self.store.put(key, bundle.path.read_bytes())
-        return key, bundle.sha256, bundle.manifest.glibc
+        return key, bundle.sha256
 
     def _find_image(self) -> None:
         image = self.config.job.image or ""

@@ -1,4 +1,4 @@
-"""Whether a job's machines need a Python of their own, and whether it would start there: known before one is rented."""
+"""Whether a job's machines need a Python of their own, and whether one can be had: known before one is rented."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from urllib.parse import urlsplit
 
 from provisioner.config import Config
 from provisioner.config.names import is_loopback
-from provisioner.controller.runtime_bundle import Bundle, glibc_numbers
+from provisioner.controller.runtime_bundle import Bundle
 from provisioner.errors import ConfigError
 
-UBUNTU_GLIBC = {"16.04": "2.23", "18.04": "2.27", "20.04": "2.31", "22.04": "2.35", "24.04": "2.39"}
 AUTODL_IMAGES = {
     "base-image-12be412037": "18.04",
     "base-image-u9r24vthlk": "20.04",
@@ -54,21 +53,11 @@ def check_autodl(config: Config, bundle: Bundle | None, problem: str) -> None:
         return
     image = config.primary.autodl.image_uuid
     ubuntu = AUTODL_IMAGES.get(image)
-    glibc = config.primary.autodl.glibc or UBUNTU_GLIBC.get(ubuntu or "")
-    where = f"primary.autodl.image_uuid: {image}" + (f" (Ubuntu {ubuntu})" if ubuntu else "")
-    if bundle is None:
-        if ubuntu:
-            raise ConfigError(
-                f"{where} has no Python 3.11, and a bundle cannot be made here: {problem}",
-                hint="make one on Linux (failover runtime build --output FILE) and name it in job.runtime_file",
-            )
-        return
-    if glibc is not None and glibc_numbers(glibc) < bundle.manifest.floor:
+    if bundle is None and ubuntu:
         raise ConfigError(
-            f"{where} has glibc {glibc}, and the node's runtime needs {bundle.manifest.glibc} or newer "
-            f"(made from {bundle.manifest.built_from})",
-            hint="make one where uv can download (failover runtime build --output FILE) and name it in "
-            "job.runtime_file; or choose a newer image; or, if it has Python 3.11, write job.runtime: installed",
+            f"primary.autodl.image_uuid: {image} (Ubuntu {ubuntu}) has no Python 3.11, and a bundle cannot be made "
+            f"here: {problem}",
+            hint="make one on Linux (failover runtime build --output FILE) and name it in job.runtime_file",
         )
 
 

@@ -36,8 +36,8 @@ class Published:
 
     wheels: tuple[tuple[str, str], ...]
     workdir_key: str | None
-    bundle: tuple[str, str, str] | None = None
-    """The node's own Python: its key in the store, sha256, and the oldest glibc that it starts on."""
+    bundle: tuple[str, ...] | None = None
+    """The node's own Python: its key in the store and its SHA-256. A pickle of an earlier version may hold more."""
     no_bundle: str = ""
     """Why there is none, where one was wanted."""
 

@@ -1,12 +1,13 @@
 """A Python of the node's own, as one file: for machines whose image has none, or one that is too old.
 
 ``runtime/`` in the tar holds ``python`` (a shell script that starts it), ``bin`` and ``lib`` (a relocatable CPython and
-the libraries it needs beyond glibc), ``node`` (our code and its dependencies), ``certs.pem`` (the authorities that sign
+the libraries it needs), ``node`` (our code and its dependencies), ``certs.pem`` (the authorities that sign
 stores' certificates: many images have none) and ``manifest.json``. Plain ``tar`` and ``gzip`` unpack it. Equal parts
 give equal bytes.
 
 The interpreter is the one that uv manages (glibc 2.17 and newer), or, where that cannot be downloaded, this
-installation's own: then the bundle needs a glibc as new as this machine's libraries ask for. The manifest says which.
+installation's own. What asks for a newer glibc than 2.17 brings this system's along, loader and all; then it starts
+wherever the kernel is new enough. The manifest says which.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import certifi
 
 import provisioner
 from provisioner import assets
-from provisioner.controller import runtime, runtime_elf
+from provisioner.controller import runtime, runtime_elf, runtime_glibc
 from provisioner.errors import ConfigError, FailoverError
 
 PYTHON = "3.12"
@@ -40,12 +41,9 @@ PYTHON = "3.12"
 OLDEST = (3, 11)
 TOP = "runtime"
 UV_DEADLINE_S = 300.0
-_FORMAT = 1
-_OF_GLIBC = re.compile(
-    r"(ld-linux[^/]*|lib(c|m|dl|rt|pthread|util|resolv|nsl|anl|BrokenLocale|thread_db|mvec))\.so\.\d+"
-    r"|lib(gcc_s|stdc\+\+)\.so\.\d+"
-)
-"""What every image has: glibc, and the compiler's run-time libraries that binary wheels take from the system."""
+OF_IMAGES = (2, 17)
+"""The glibc that every image has: what binary wheels are made for (manylinux2014)."""
+_FORMAT = 2
 _LEFT_OUT_FOLDERS = frozenset(
     {
         *("__pycache__", "test", "tests", "idlelib", "idle_test", "tkinter", "turtledemo", "lib2to3", "ensurepip"),
@@ -66,11 +64,16 @@ print(json.dumps({
         getattr(sys, "base_exec_prefix", sys.exec_prefix), os.path.relpath(paths["platstdlib"], sys.exec_prefix)),
 }))
 """
-# --library-path reaches this process alone: what the node starts keeps the machine's own libraries.
+# --library-path reaches this process alone: what the node starts keeps the machine's own libraries, and what the
+# machine wants loaded first (an allocator, say). After ours come the folders where images have NVIDIA's: what a loader
+# searches by itself depends on where it was built.
 _START = """#!/bin/sh
 # Python of the node: python ARGUMENTS...
 here=${{0%/*}}
-exec {loader} --library-path "$here/lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}" "$here/bin/{python}" "$@"
+if [ -n "${{LD_PRELOAD:-}}" ]; then export FAILOVER_LD_PRELOAD="$LD_PRELOAD" && unset LD_PRELOAD; fi
+libraries=$here/lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}
+libraries=$libraries:/usr/local/nvidia/lib64:/usr/local/nvidia/lib:/usr/lib/{machine}-linux-gnu:/usr/lib64
+exec {loader} --library-path "$libraries" "$here/bin/{python}" "$@"
 """
 # putenv reaches the libraries of this process, and not os.environ, from which the command's environment is made.
 _SITE = """\
@@ -81,26 +84,22 @@ if not any(os.path.exists(place) for place in (
     os.environ.get("SSL_CERT_FILE", ""), os.environ.get("SSL_CERT_DIR", ""),
 )):
     os.putenv("SSL_CERT_FILE", os.path.join(sys.prefix, "certs.pem"))
+if "FAILOVER_LD_PRELOAD" in os.environ:
+    os.environ["LD_PRELOAD"] = os.environ.pop("FAILOVER_LD_PRELOAD")
 """
-_LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a bundle is. ``glibc`` is the oldest that it starts on, ``version`` is ours."""
+    """What a bundle is. ``version`` is ours; ``needs`` is the oldest it runs on: ``glibc 2.17`` or ``Linux 3.2.0``."""
 
     version: str
     python: str
     platform: str
-    glibc: str
+    needs: str
     built_from: str
     parts: str
     """A hash of what went in: the interpreter, our code, the pinned dependencies."""
-
-    @property
-    def floor(self) -> tuple[int, ...]:
-        """Return the oldest glibc as numbers."""
-        return glibc_numbers(self.glibc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +129,6 @@ class Interpreter:
         return ".".join(self.version.split(".")[:2])
 
 
-def glibc_numbers(text: str) -> tuple[int, ...]:
-    """Return ``2.31`` as (2, 31). Raises ValueError."""
-    return tuple(int(part) for part in text.split("."))
-
-
 def build(cache: Path, python: str | None = None, *, run: runtime.Run = subprocess.run) -> Bundle:
     """Return the bundle for this version of ours, made if the cache has none.
 
@@ -149,7 +143,7 @@ def build(cache: Path, python: str | None = None, *, run: runtime.Run = subproce
 def find_interpreter(cache: Path, python: str | None, run: runtime.Run = subprocess.run) -> Interpreter:
     """Return uv's interpreter, downloaded into the cache, or else this installation's own. Raises ConfigError."""
     wanted = python or PYTHON
-    if not re.fullmatch(r"3\.\d{1,2}", wanted) or glibc_numbers(wanted) < OLDEST:
+    if not re.fullmatch(r"3\.\d{1,2}", wanted) or int(wanted[2:]) < OLDEST[1]:
         raise ConfigError(f"--python {wanted}: the node needs Python 3.11 or newer", hint="write 3.12, for example")
     managed, why = _from_uv(cache / "pythons", wanted, run)
     if managed is not None:
@@ -201,7 +195,7 @@ def _described(python: Path, built_from: str, run: runtime.Run) -> Interpreter:
     if done.returncode != 0:
         raise FailoverError(f"{python} does not start: {done.stderr.strip()[-200:]}")
     said = json.loads(done.stdout)
-    if said["libc"] != "glibc" or said["machine"] not in _LOADERS:
+    if said["libc"] != "glibc" or said["machine"] not in runtime_glibc.LOADERS:
         raise ConfigError(
             f"a bundle cannot be made from {python}: it is for {said['machine']} with {said['libc'] or 'another libc'}",
             hint="make it on Linux with glibc, and name it in job.runtime_file",
@@ -245,25 +239,33 @@ def assemble(directory: Path, interpreter: Interpreter, wheels: Sequence[Path]) 
         files = dict(_interpreter_files(interpreter))
         for wheel in wheels:
             files.update(_unpacked(wheel))
-        manifest = Manifest(
-            provisioner.__version__,
-            interpreter.version,
-            f"linux-{interpreter.machine}",
-            ".".join(map(str, floor(files))),
-            interpreter.built_from,
-            parts,
-        )
-        files["manifest.json"] = (json.dumps(asdict(manifest), indent=2) + "\n").encode()
-        start = _START.format(loader=_LOADERS[interpreter.machine], python=f"python{interpreter.minor}")
+        loader, libraries, needs = _loader(interpreter, files)
+        files.update(libraries)
+        platform = f"linux-{interpreter.machine}"
+        about = Manifest(provisioner.__version__, interpreter.version, platform, needs, interpreter.built_from, parts)
+        files["manifest.json"] = (json.dumps(asdict(about), indent=2) + "\n").encode()
+        start = _START.format(loader=loader, machine=interpreter.machine, python=f"python{interpreter.minor}")
         files[f"lib/python{interpreter.minor}/sitecustomize.py"] = _SITE.encode()
         _write(path, {**files, "python": start.encode(), "certs.pem": Path(certifi.where())})
     return opened(path)
+
+
+def _loader(interpreter: Interpreter, files: Mapping[str, bytes | Path]) -> tuple[str, dict[str, Path], str]:
+    """Return the loader as the shell writes it, the C library to take along if any, and what a machine needs then."""
+    elves = list(_elves(files.values()))
+    if (floor := max([OF_IMAGES, *(elf.glibc for elf in elves)])) == OF_IMAGES:
+        return runtime_glibc.LOADERS[interpreter.machine], {}, f"glibc {'.'.join(map(str, floor))}"
+    loader, libc = runtime_glibc.of(interpreter.executable, interpreter.machine)
+    own = runtime_glibc.files(loader, libc, {name for elf in elves for name in elf.needed})
+    libraries = {f"lib/{name}": path for name, path in own.items()}
+    return f'"$here/lib/{loader.name}"', libraries, f"Linux {runtime_glibc.kernel(libc)}"
 
 
 def _parts(interpreter: Interpreter, wheels: Sequence[Path]) -> str:
     """Return a hash of what goes in. An interpreter changes with its version and its executable."""
     mark = hashlib.sha256(f"{_FORMAT}\0{interpreter.version}\0{interpreter.built_from}\0{_START}{_SITE}".encode())
     mark.update(interpreter.executable.read_bytes())
+    mark.update(runtime_glibc.of(interpreter.executable, interpreter.machine)[1].read_bytes())
     mark.update(assets.path("requirements/node.txt").read_bytes() + Path(certifi.where()).read_bytes())
     for wheel in wheels:
         mark.update(wheel.name.encode() + wheel.read_bytes())
@@ -279,7 +281,6 @@ def opened(path: Path) -> Bundle:
             member = tar.extractfile(f"{TOP}/manifest.json")
             raw = json.loads(member.read() if member else b"")
         manifest = Manifest(**{name: str(raw[name]) for name in Manifest.__dataclass_fields__})
-        glibc_numbers(manifest.glibc)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or 'not a bundle'}", hint=hint) from None
     except (tarfile.TarError, EOFError, KeyError, ValueError, TypeError):
@@ -296,11 +297,6 @@ def brought(path: Path) -> Bundle:
             hint=f"make it with {provisioner.__version__}: failover runtime build --output {path.name}",
         )
     return bundle
-
-
-def floor(files: Mapping[str, bytes | Path]) -> tuple[int, int]:
-    """Return the oldest glibc that has all symbols of all files. (2, 17) is the least: nothing older is tried."""
-    return max([(2, 17), *(elf.glibc for elf in _elves(files.values()))])
 
 
 def _elves(files: Iterable[bytes | Path]) -> Iterator[runtime_elf.Elf]:
@@ -346,7 +342,7 @@ def _libraries(binaries: Sequence[Path]) -> dict[str, Path]:
     )
     found: dict[str, Path] = {}
     for soname, path in re.findall(r"^\s+(\S+) => (\S+)", done.stdout, re.MULTILINE):
-        if _OF_GLIBC.fullmatch(soname):
+        if runtime_glibc.NAMED.fullmatch(soname):
             continue
         if path == "not":
             raise FailoverError(f"this Python needs {soname}, which is not here", hint="install it")
@@ -379,7 +375,7 @@ def _write(path: Path, files: Mapping[str, bytes | Path]) -> None:
                 data = _data(files[name])
                 member = tarfile.TarInfo(f"{TOP}/{name}")
                 member.size = len(data)
-                member.mode = 0o755 if name == "python" or name.startswith("bin/") else 0o644
+                member.mode = 0o755 if name == "python" or name.startswith(("bin/", "lib/ld-linux")) else 0o644
                 tar.addfile(member, io.BytesIO(data))
         Path(draft).chmod(0o644)
         Path(draft).replace(path)

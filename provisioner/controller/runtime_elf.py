@@ -1,4 +1,4 @@
-"""What an ELF file asks of the system that runs it: libraries by name, and the glibc that has all its symbols.
+"""What an ELF file asks of the system that runs it: libraries by name, the glibc that has all its symbols, the kernel.
 
 Reads 64-bit little-endian files (x86_64, aarch64), which is what machines with GPUs run.
 """
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 MAGIC = b"\x7fELF\x02\x01"
 MACHINES = {62: "x86_64", 183: "aarch64"}
-_PT_LOAD, _PT_DYNAMIC = 1, 2
+_PT_LOAD, _PT_DYNAMIC, _PT_NOTE = 1, 2, 4
+_NT_GNU_ABI_TAG, _OF_LINUX = 1, 0
 _DT_NEEDED, _DT_STRTAB, _DT_VERNEED, _DT_VERNEEDNUM = 1, 5, 0x6FFFFFFE, 0x6FFFFFFF
 _NAMED_ABIS = {"GLIBC_ABI_DT_RELR": (2, 36)}
 """Versions without a number, and the first glibc that has them."""
@@ -42,12 +43,43 @@ def read(data: bytes) -> Elf:
         raise ValueError(f"a damaged ELF file ({error})") from None
 
 
+def kernel(data: bytes) -> tuple[int, int, int]:
+    """Return the oldest Linux that a file's ABI note names, as (3, 2, 0). Raises ValueError for a file without one."""
+    if not is_elf(data):
+        raise ValueError("not a 64-bit little-endian ELF file")
+    try:
+        for at, owner, kind in _notes(data):
+            system, *oldest = struct.unpack_from("<IIII", data, at)
+            if (owner, kind, system) == (b"GNU\0", _NT_GNU_ABI_TAG, _OF_LINUX):
+                return (oldest[0], oldest[1], oldest[2])
+    except (struct.error, OverflowError) as error:
+        raise ValueError(f"a damaged ELF file ({error})") from None
+    raise ValueError("an ELF file without an ABI note for Linux")
+
+
+def _notes(data: bytes) -> Iterator[tuple[int, bytes, int]]:
+    """Yield where each note of at least 16 bytes has its content, its owner, and its kind."""
+    for segment in _segments(data):
+        at, end = segment[2], segment[2] + segment[5]
+        while segment[0] == _PT_NOTE and at < end:
+            name, size, kind = struct.unpack_from("<III", data, at)
+            body = at + 12 + -(-name // 4) * 4
+            if size >= 16:
+                yield body, data[at + 12 : at + 12 + name], kind
+            at = body + -(-size // 4) * 4
+
+
+def _segments(data: bytes) -> list[tuple[int, ...]]:
+    """Return (kind, flags, offset, address, physical address, length) of each."""
+    table = struct.unpack_from("<Q", data, 32)[0]
+    size, count = struct.unpack_from("<HH", data, 54)
+    return [struct.unpack_from("<IIQQQQ", data, table + one * size) for one in range(count)]
+
+
 def _read(data: bytes) -> Elf:
     number = struct.unpack_from("<H", data, 18)[0]
     machine = MACHINES.get(number, str(number))
-    table = struct.unpack_from("<Q", data, 32)[0]
-    size, count = struct.unpack_from("<HH", data, 54)
-    segments = [struct.unpack_from("<IIQQQQ", data, table + one * size) for one in range(count)]
+    segments = _segments(data)
     loads = [(vaddr, offset, length) for kind, _, offset, vaddr, _, length in segments if kind == _PT_LOAD]
     entries = _dynamic(data, [(one[2], one[5]) for one in segments if one[0] == _PT_DYNAMIC])
     if _DT_STRTAB not in entries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from provisioner.cli.runtime import runtime_group
-from provisioner.controller import runtime, runtime_bundle, runtime_elf
+from provisioner.controller import runtime, runtime_bundle, runtime_elf, runtime_glibc
 from provisioner.errors import ConfigError
 
 HERE = Path("/proc/self/exe").resolve()
@@ -70,20 +71,36 @@ def test_what_a_file_needs_is_what_readelf_says():
 
 @pytest.mark.parametrize("data", [b"", b"#!/bin/sh\n", runtime_elf.MAGIC, runtime_elf.MAGIC + b"\xff" * 200])
 def test_what_is_no_elf_file_is_refused(data):
-    with pytest.raises(ValueError, match="ELF"):
-        runtime_elf.read(data)
+    for reads in (runtime_elf.read, runtime_elf.kernel):
+        with pytest.raises(ValueError, match="ELF"):
+            reads(data)
 
 
-def test_the_floor_is_that_of_the_most_demanding_file(bundle):
+def test_whatever_a_file_asks_for_is_in_the_bundle_and_a_kernel_is_all_it_needs(bundle):
     with tarfile.open(bundle.path) as tar:
         files = {one.name: tar.extractfile(one).read() for one in tar.getmembers()}  # type: ignore[union-attr]
-    floors = [runtime_elf.read(data).glibc for data in files.values() if runtime_elf.is_elf(data)]
-    assert bundle.manifest.floor == max(floors) > (2, 16)
-    assert len(floors) > 20
-    # Whatever a file asks for beyond glibc is in the bundle.
-    asked = {name for data in files.values() if runtime_elf.is_elf(data) for name in runtime_elf.read(data).needed}
-    missing = {name for name in asked if f"runtime/lib/{name}" not in files}
-    assert not [name for name in missing if not runtime_bundle._OF_GLIBC.fullmatch(name)]
+    elves = [runtime_elf.read(data) for data in files.values() if runtime_elf.is_elf(data)]
+    if max(elf.glibc for elf in elves) <= runtime_bundle.OF_IMAGES:
+        pytest.skip("this Python starts on the glibc of every image")
+    assert len(elves) > 20
+    assert not [name for elf in elves for name in elf.needed if f"runtime/lib/{name}" not in files]
+    oldest = runtime_elf.kernel(files["runtime/lib/libc.so.6"])
+    assert bundle.manifest.needs == f"Linux {'.'.join(map(str, oldest))}"
+
+
+def test_a_python_for_every_image_keeps_the_image_s_glibc(interpreter):
+    loader, libraries, needs = runtime_bundle._loader(interpreter, {"lib/a.py": b"pass"})
+    assert (loader, libraries) == (runtime_glibc.LOADERS[interpreter.machine], {})
+    assert needs == "glibc 2.17"
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf (binutils) is not installed")
+def test_the_oldest_kernel_is_what_readelf_says(interpreter):
+    _, libc = runtime_glibc.of(interpreter.executable, interpreter.machine)
+    said = subprocess.run(["readelf", "-nW", libc], capture_output=True, text=True, check=True).stdout
+    assert f"ABI: {runtime_glibc.kernel(libc)}\n" in said.replace(" \n", "\n")
+    with pytest.raises(ValueError, match="ABI note"):
+        runtime_elf.kernel(runtime_elf.MAGIC + bytes(64))
 
 
 def test_equal_parts_give_equal_bytes_and_are_packed_once(bundle, interpreter, tmp_path):
@@ -102,23 +119,29 @@ def test_it_starts_where_it_is_unpacked_and_what_it_starts_keeps_the_machine_s_l
     subprocess.run(["tar", "-xzf", bundle.path, "-C", tmp_path], check=True)
     python = tmp_path / "runtime" / "python"
     code = (
-        "import ctypes, hashlib, lzma, os, ssl, subprocess, sys, zlib; print(sys.prefix); "
-        "print(os.environ.get('LD_LIBRARY_PATH')); import provisioner.model as ours; print(ours.__file__); "
-        "print([line.split()[-1] for line in open('/proc/self/maps') if 'libssl' in line or 'libpython' in line])"
+        "import ctypes, hashlib, json, lzma, os, ssl, subprocess, sys, zlib, provisioner.model as ours\n"
+        'maps = \'import re; print(*set(re.findall(r"/\\\\S+[.]so\\\\S*", open("/proc/self/maps").read())))\'\n'
+        f"child = subprocess.run([{sys.executable!r}, '-I', '-c', maps], capture_output=True, text=True).stdout\n"
+        "mine = [line.split()[-1] for line in open('/proc/self/maps') if '.so' in line]\n"
+        "print(json.dumps([sys.prefix, ours.__file__, mine, child.split(), dict(os.environ)]))"
     )
+    given = {"LD_LIBRARY_PATH": "/of/the/training", "LD_PRELOAD": "libdl.so.2"}
     done = subprocess.run(
         [python, "-E", "-s", "-c", code],
-        env={"LD_LIBRARY_PATH": "/of/the/training"},
+        env=given,
         cwd=tmp_path / "runtime" / "node",
         capture_output=True,
         text=True,
         check=False,
     )
-    prefix, libraries, ours, maps = done.stdout.splitlines() or pytest.fail(done.stderr)
+    prefix, ours, mine, child, environ = json.loads(done.stdout or pytest.fail(done.stderr))
     assert Path(prefix).resolve() == tmp_path / "runtime"
-    assert libraries == "/of/the/training"
     assert Path(ours).is_relative_to(tmp_path)
-    assert all(Path(name).resolve().is_relative_to(tmp_path) for name in re.findall(r"'(.+?)'", maps))
+    assert mine
+    assert all(Path(name).resolve().is_relative_to(tmp_path) for name in mine)
+    assert child
+    assert not [name for name in child if Path(name).is_relative_to(tmp_path)]
+    assert environ == given | {name: environ[name] for name in ("PWD", "LC_CTYPE") if name in environ}
 
 
 def test_each_dependency_comes_once_and_fits():
@@ -157,9 +180,9 @@ def test_a_file_that_is_no_bundle_is_named(content, tmp_path):
     assert "failover runtime build" in caught.value.hint
 
 
-def test_the_command_tells_which_glibc_a_machine_needs(bundle, monkeypatch, tmp_path):
+def test_the_command_tells_what_a_machine_needs(bundle, monkeypatch, tmp_path):
     monkeypatch.setattr(runtime_bundle, "build", lambda *_: bundle)
     done = CliRunner().invoke(runtime_group, ["build", "--output", str(tmp_path / "out.tar.gz")])
     assert done.exit_code == 0, done.output
-    assert f"glibc {bundle.manifest.glibc} or newer" in done.output
+    assert f"{bundle.manifest.needs} or newer" in done.output
     assert runtime_bundle.opened(tmp_path / "out.tar.gz").sha256 == bundle.sha256
