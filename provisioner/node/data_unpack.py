@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -22,15 +21,17 @@ from provisioner.node.data_cache import Folder, Kept, kept_as
 PIECE_BYTES = 1024 * 1024
 MOST_MEMBERS = 5_000_000
 _ZSTD, _ZIP = b"\x28\xb5\x2f\xfd", (b"PK\x03\x04", b"PK\x05\x06")
+_LZMA = getattr(zipfile, "lzma", None)
+"""Not every Python is built with it."""
 _DAMAGED = (
     tarfile.TarError,
     zipfile.BadZipFile,
     zstandard.ZstdError,
     zlib.error,
-    LZMAError,
     EOFError,
     NotImplementedError,
     UnicodeError,
+    *((_LZMA.LZMAError,) if _LZMA else ()),
 )
 
 
@@ -119,6 +120,10 @@ def unpack(archive: Path, folder: Folder, what: str, on_bytes: Callable[[int], N
     except _DAMAGED as error:
         reason = " ".join(str(error).split())[:100] or type(error).__name__
         raise JobFailed(f"{what}: the archive cannot be unpacked ({reason})") from None
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise JobFailed(f"{what}: the archive cannot be unpacked ({error})") from None  # bzip2's word for damage
     except RuntimeError:  # zipfile's word for it
         raise JobFailed(f"{what}: the archive is encrypted; unpack it first") from None
     if not into.files:

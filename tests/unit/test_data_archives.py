@@ -109,6 +109,17 @@ def test_an_encrypted_zip_is_named(tmp_path):
         unpacked(tmp_path, bytes(data))
 
 
+def test_damage_in_a_zip_of_any_method_is_named(tmp_path):
+    for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        raw = io.BytesIO()
+        with zipfile.ZipFile(raw, "w", method) as archive:
+            archive.writestr("a", bytes(range(256)) * 500)
+        data = bytearray(raw.getvalue())
+        data[60:90] = b"\xff" * 30
+        with pytest.raises(JobFailed, match="the archive cannot be unpacked"):
+            unpacked(tmp_path, bytes(data))
+
+
 def test_links_inside_become_files_and_what_stands_twice_counts_as_it_stands_last(tmp_path):
     found = unpacked(
         tmp_path,
