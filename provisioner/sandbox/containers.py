@@ -153,8 +153,8 @@ def _tried(found: Containers, folder: Path) -> Containers:
         raise ConfigError("the engine's containers do not reach this machine's loopback", hint=_HERE)
     if not facts["numpy"]:
         raise ConfigError(
-            f"the image {found.image} has no numpy, which the drill's training needs",
-            hint="docs/sandbox.md tells how to put it on top",
+            f"the image {found.image} has no numpy, which the drill's training needs (docs/sandbox.md)",
+            hint="docker build --file docker/training.Dockerfile --tag NAME examples, then --image NAME",
         )
     user = _ROOT
     if not _ours(folder / "file"):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.sandbox.containers import SANDBOX_LABEL, Containers, find
+from provisioner.sandbox.guest import MACHINE_LABEL
 from provisioner.sandbox.machines import Machines
 from tests.image.conftest import docker
 
@@ -22,7 +23,7 @@ DRILL = (sys.executable, "-m", "provisioner.cli", "drill")
 
 
 def of_drills(*more: str) -> list[str]:
-    """The containers of all drills and sandboxes of this test's folder or label, running or not."""
+    """The containers of all drills and sandboxes on this engine, running or not."""
     return docker("ps", "--all", "--quiet", "--filter", f"label={SANDBOX_LABEL}", *more).split()
 
 
@@ -151,7 +152,7 @@ def test_ctrl_c_leaves_no_container_and_no_folder(tmp_path: Path) -> None:
         text=True,
     )
     try:
-        until(lambda: of_drills("--filter", "health=healthy"), "a machine trains")
+        until(lambda: of_drills("--filter", "status=running", "--filter", f"label={MACHINE_LABEL}"), "a machine runs")
     finally:
         process.send_signal(signal.SIGINT)
         _, words = process.communicate(timeout=60)
