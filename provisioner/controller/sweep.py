@@ -120,14 +120,14 @@ class Sweep:
             raise ConfigError(message, hint="name a file: failover sweep FILE")
         self._rooms.open(known, self._file)
         silent = {f"{self._root}/jobs/{name}": why for name, why in known.damaged.items()} | self._rooms.silent
-        things: list[Tagged] = []
+        things: dict[tuple[str, ...], Tagged] = {}  # two accounts may have a project in common
         for room in self._rooms:
             found = room.listed()
             silent |= found.silent
-            things += found.found
+            things |= {one.key: one for one in found.found}
             self._found_in |= dict.fromkeys((one.key for one in found.found), room)
         judge = Judge(known, self._keeps, now=self._now(), older=self._options.older)
-        verdicts = judge.judge(things, foreign=self._options.foreign)
+        verdicts = judge.judge([*things.values()], foreign=self._options.foreign)
         wanted = [one for one in verdicts if self._options.job in {"", one.tagged.thing.job}]
         self._check_name(wanted)
         silent |= {f"{one.tagged.thing.kind} {one.tagged.thing.id}": one.why for one in wanted if _unsure(one)}

@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 
-from provisioner.cli.command import run as failover
-from provisioner.clouds.base import Inventory
-from provisioner.controller.directory import JobDirectory, JobRecord
+from provisioner.clouds.aws.inventory import job_tags
 from provisioner.model import Node
-from provisioner.telemetry.events import EventLog
 from tests import rooms
+from tests.desk import Desk
 from tests.integration.aws.test_aws_claim import KILLED
 
 FILE = """
@@ -30,39 +28,18 @@ DYING = KILLED.replace("    run(self, request)\n", "    try: run(self, request)\
 SUBSTRATE = {"launch_template", "security_group", "role", "instance_profile"}
 
 
-class Desk:
-    """The state directory of one operator, with the job's run in it, and the command."""
-
-    def __init__(self, root: Path, box: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        self.box, self.capsys = box, capsys
-        self.directory = JobDirectory(root / "state", rooms.JOB.name)
-        self.directory.create()
-        (root / "job").symlink_to(self.directory.path)  # where the room under test keeps its stacks
-        self.file = self.directory.path / "failover.1.yaml"
-        self.file.write_text(FILE)
-        self.events = EventLog(self.directory.path / "events.jsonl")
-        self.events.emit("begin", job="digits", uid=rooms.JOB.uid, epoch=1)
-        self.remember(is_open=True)
-        box.client("s3").create_bucket(Bucket="bucket")
-
-    def remember(self, *, is_open: bool) -> None:
-        self.directory.remember(JobRecord("digits", rooms.JOB.uid, 1, is_open, str(self.file), 0.0))
-
-    def sweep(self, *options: str) -> tuple[int, dict[str, Any], str]:
-        code = failover(["sweep", "--json", "--older", "0s", *options])
-        said = self.capsys.readouterr()
-        return code, json.loads(said.out or "{}"), said.err
-
-    def kinds(self, *options: str) -> set[str]:
-        return {one["kind"] for one in self.sweep(*options)[1]["things"] if one["standing"] == "orphan"}
-
-
 @pytest.fixture
 def desk(aws_box: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
     for name, value in {**aws_box.environ, "FAILOVER_STATE_DIR": str(tmp_path / "state")}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    return Desk(tmp_path, aws_box, capsys)
+    aws_box.client("s3").create_bucket(Bucket="bucket")
+    return Desk(tmp_path, FILE, capsys)
+
+
+def tagged(kind: str) -> list[dict[str, Any]]:
+    tags = [{"Key": key, "Value": value} for key, value in job_tags(rooms.JOB).items()]
+    return [{"ResourceType": kind, "Tags": tags}]
 
 
 def claim(room: Any, epoch: int = 1) -> Node:
@@ -73,18 +50,18 @@ def claim(room: Any, epoch: int = 1) -> Node:
 
 
 def test_the_machine_of_a_lost_answer_and_a_killed_controller_is_removed_and_its_cost_is_told(
-    desk: Desk, make_room: Callable[..., Any], tmp_path: Path
+    desk: Desk, aws_box: Any, make_room: Callable[..., Any], tmp_path: Path
 ) -> None:
     """EC2 made the machine, its answer was lost, and the controller died before it wrote down anything."""
     make_room().cloud.prepare("us-east-1")
     desk.events.emit("claim", epoch=1, offer="aws/us-east-1/us-east-1b/g4dn.xlarge/spot", price="?")
-    desk.box.emulator.faults.set([{"action": "RunInstances", "lost": True, "times": 1}])
+    aws_box.emulator.faults.set([{"action": "RunInstances", "lost": True, "times": 1}])
     command = [sys.executable, "-c", DYING, str(tmp_path / "job"), rooms.IDLE]
-    assert subprocess.run(command, env={**os.environ, **desk.box.environ}, check=False, timeout=60).returncode == -9
-    [lost] = desk.box.living()
-    token = next(i["tags"]["failover:token"] for i in desk.box.instances())
+    assert subprocess.run(command, env={**os.environ, **aws_box.environ}, check=False, timeout=60).returncode == -9
+    [lost] = aws_box.living()
+    token = next(i["tags"]["failover:token"] for i in aws_box.instances())
     start = f"jobs/digits/epochs/1/bootstrap-{token[:16]}.json"
-    desk.box.client("s3").put_object(Bucket="bucket", Key=start, Body=b"secret")
+    aws_box.client("s3").put_object(Bucket="bucket", Key=start, Body=b"secret")
 
     code, told, _ = desk.sweep()
     assert code == 1
@@ -92,20 +69,22 @@ def test_the_machine_of_a_lost_answer_and_a_killed_controller_is_removed_and_its
     assert (machine["id"], machine["job"], machine["epoch"]) == (lost, "digits", 1)
     assert (machine["standing"], machine["why"]) == ("orphan", "not the machine that the open run holds")
     assert told["per_hour"]["USD"] >= 0.526
-    assert desk.box.living() == [lost], "without --yes nothing is changed"
+    assert aws_box.living() == [lost], "without --yes nothing is changed"
 
     code, told, said = desk.sweep("--yes")
-    assert (code, desk.box.living()) == (0, [])
+    assert (code, aws_box.living()) == (0, [])
     machine = next(one for one in told["things"] if one["kind"] == "machine")
     assert machine["removed"]
     assert float(machine["cost"].removesuffix(" USD")) == pytest.approx(0.526 * machine["seconds"] / 3600, rel=0.05)
     assert f"removed machine {lost} (aws/us-east-1): it has cost about {machine['cost']}" in said
-    assert "Contents" not in desk.box.client("s3").list_objects_v2(Bucket="bucket"), "its start object held secrets"
+    assert "Contents" not in aws_box.client("s3").list_objects_v2(Bucket="bucket"), "its start object held secrets"
     assert desk.sweep()[:1] == (0,)
-    assert desk.box.emulator.state()["templates"], "the open run keeps what was prepared for it"
+    assert aws_box.emulator.state()["templates"], "the open run keeps what was prepared for it"
 
 
-def test_what_an_open_run_holds_is_not_listed_and_a_young_stray_is_left_alone(desk: Desk, room: Any) -> None:
+def test_what_an_open_run_holds_is_not_listed_and_a_young_stray_is_left_alone(
+    desk: Desk, aws_box: Any, room: Any
+) -> None:
     stray, held = claim(room, 1), claim(room, 2)
     desk.events.emit("claim", epoch=1)
     desk.events.emit("claim", epoch=2)
@@ -114,21 +93,23 @@ def test_what_an_open_run_holds_is_not_listed_and_a_young_stray_is_left_alone(de
     assert {one["id"] for one in told if one["kind"] == "machine"} == {stray.id}
     assert {one["standing"] for one in told} == {"young"}
     assert desk.sweep("--yes")[0] == 0
-    assert desk.box.living() == [held.id]
+    assert aws_box.living() == [held.id]
 
 
-def test_a_machine_that_trains_for_the_open_run_is_kept_for_the_next_controller(desk: Desk, room: Any) -> None:
+def test_a_machine_that_trains_for_the_open_run_is_kept_for_the_next_controller(
+    desk: Desk, aws_box: Any, room: Any
+) -> None:
     node = claim(room)
     desk.events.emit("claim", epoch=1)
-    s3 = desk.box.client("s3")
+    s3 = aws_box.client("s3")
     for name, value in {"owner": {"token": node.token}, "heartbeat": {"time": time.time(), "step": 3}}.items():
         s3.put_object(Bucket="bucket", Key=f"jobs/digits/epochs/1/{name}.json", Body=json.dumps(value).encode())
     assert desk.sweep("--yes")[0] == 0
-    assert desk.box.living() == [node.id]
+    assert aws_box.living() == [node.id]
 
 
 def test_of_a_job_that_has_ended_everything_goes_in_every_region_that_it_used(
-    desk: Desk, make_room: Callable[..., Any]
+    desk: Desk, aws_box: Any, make_room: Callable[..., Any]
 ) -> None:
     """Its file names one region; an earlier one named another, where a stack is."""
     made = make_room(regions=["us-east-1", "us-west-2"])
@@ -137,28 +118,36 @@ def test_of_a_job_that_has_ended_everything_goes_in_every_region_that_it_used(
         (desk.directory.path / "terraform" / f"aws-{region}").mkdir(parents=True, exist_ok=True)
     desk.events.emit("claim", epoch=1)
     claim(made)
+    ec2 = aws_box.client("ec2")
+    ec2.allocate_address(Domain="vpc", TagSpecifications=tagged("elastic-ip"))
+    vpc = ec2.create_vpc(CidrBlock="10.73.0.0/16", TagSpecifications=tagged("vpc"))["Vpc"]["VpcId"]
+    ec2.create_subnet(VpcId=vpc, CidrBlock="10.73.0.0/20", TagSpecifications=tagged("subnet"))
     desk.remember(is_open=False)
-    assert {"machine", "volume", "spot_request", *SUBSTRATE} <= desk.kinds()
+    assert desk.kinds() == {"machine", "volume", "spot_request", "address", "vpc", *SUBSTRATE}
     code, told, _ = desk.sweep("--yes")
     assert [one["problem"] for one in told["things"] if not one["removed"]] == []
     assert code == 0
     assert {one["region"] for one in told["things"]} == {"us-east-1", "us-west-2", "global"}
-    state = desk.box.emulator.state()
+    state = aws_box.emulator.state()
     assert [state[kind] for kind in ("templates", "security_groups", "roles", "instance_profiles", "volumes")] == [
         []
     ] * 5
-    assert not desk.box.living()
+    assert not aws_box.living()
+    assert not ec2.describe_addresses()["Addresses"]
+    assert vpc not in {one["VpcId"] for one in ec2.describe_vpcs()["Vpcs"]}
 
 
-def test_another_controllers_things_are_shown_and_touched_only_with_foreign(desk: Desk, room: Any) -> None:
+def test_another_controllers_things_are_shown_and_touched_only_with_foreign(
+    desk: Desk, aws_box: Any, room: Any
+) -> None:
     theirs = claim(room)
     (desk.directory.path / "job.json").unlink()
     code, told, _ = desk.sweep(str(desk.file), "--yes")
     assert (code, {one["standing"] for one in told["things"]}) == (0, {"foreign"})
-    assert desk.box.living() == [theirs.id]
+    assert aws_box.living() == [theirs.id]
     assert desk.sweep(str(desk.file), "--yes", "--foreign")[0] == 0
-    assert not desk.box.living()
-    assert desk.box.emulator.state()["roles"] == []
+    assert not aws_box.living()
+    assert aws_box.emulator.state()["roles"] == []
 
 
 @pytest.mark.parametrize(
@@ -180,16 +169,15 @@ def test_what_cannot_be_asked_is_named_and_never_called_empty(
     assert all(one["why"] for one in told["unasked"])
 
 
-def test_a_permission_that_is_missing_hides_nothing_else(desk: Desk, room: Any) -> None:
-    assert isinstance(room.cloud, Inventory)
+def test_a_permission_that_is_missing_hides_nothing_else(desk: Desk, aws_box: Any, room: Any) -> None:
     node = claim(room)
     desk.events.emit("claim", epoch=1)
     denied = {"service": "ec2", "action": "DescribeVolumes", "code": "UnauthorizedOperation"}
-    desk.box.emulator.faults.set([denied])
+    aws_box.emulator.faults.set([denied])
     code, told, _ = desk.sweep("--yes")
     assert (code, [one["where"] for one in told["unasked"]]) == (5, ["us-east-1 volumes"])
     assert "the permission ec2:DescribeVolumes is missing" in told["unasked"][0]["why"]
-    assert node.id not in desk.box.living()
+    assert node.id not in aws_box.living()
 
 
 def test_a_name_that_nobody_knows_is_one_line(desk: Desk) -> None:
