@@ -75,7 +75,8 @@ libraries=$here/lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}
 libraries=$libraries:/usr/local/nvidia/lib64:/usr/local/nvidia/lib:/usr/lib/{machine}-linux-gnu:/usr/lib64
 exec {loader} --library-path "$libraries" "$here/bin/{python}" "$@"
 """
-# putenv reaches the libraries of this process, and not os.environ, from which the command's environment is made.
+# putenv reaches the libraries of this process, and not os.environ, from which the command's environment is made. Python
+# sets LC_CTYPE where the locale is C (PEP 538), to one that our glibc has built in and the image may not know.
 _SITE = """\
 import os, sys
 if not any(os.path.exists(place) for place in (
@@ -86,6 +87,14 @@ if not any(os.path.exists(place) for place in (
     os.putenv("SSL_CERT_FILE", os.path.join(sys.prefix, "certs.pem"))
 if "FAILOVER_LD_PRELOAD" in os.environ:
     os.environ["LD_PRELOAD"] = os.environ.pop("FAILOVER_LD_PRELOAD")
+try:
+    with open("/proc/self/environ", "rb") as file:
+        given = dict(one.partition(b"=")[::2] for one in file.read().split(b"\\0"))
+except OSError:
+    pass
+else:
+    os.environb.pop(b"LC_CTYPE", None)
+    os.environb.update({name: text for name, text in given.items() if name == b"LC_CTYPE"})
 """
 
 
