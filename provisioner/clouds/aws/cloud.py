@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -189,11 +190,10 @@ class AwsCloud(RegionalCloud[AwsConfig, StackSpec, Substrate]):
 
     def _inquiries(self, regions: Sequence[str]) -> Iterator[Inquiry]:
         for name in regions:
-            calls = self._account.region(name)
-            for what, ask in inventory.inquiries(calls):
-                yield name, what, ask
-        yield inventory.GLOBAL, "roles", lambda: inventory.roles_of_anyone(self._account)
-        yield inventory.GLOBAL, "instance profiles", lambda: inventory.profiles_of_anyone(self._account)
+            for kind in inventory.KINDS:
+                yield name, kind, partial(inventory.of_anyone, self._account, name, kind)
+        yield inventory.GLOBAL, "roles", partial(inventory.roles_of_anyone, self._account)
+        yield inventory.GLOBAL, "instance profiles", partial(inventory.profiles_of_anyone, self._account)
 
     def _sweep(self, place: str) -> None:
         if place != inventory.GLOBAL:

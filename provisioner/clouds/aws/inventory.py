@@ -50,26 +50,12 @@ def job_tags(job: JobRef) -> dict[str, str]:
 
 def owned_in(region: Region, job: JobRef) -> list[Owned]:
     """List a job's machines, disks, spot requests and substrate in a region. Raises CloudError."""
-    return [one.thing for _, ask in _made_by_us(region, job_tags(job)) for one in ask()]
+    return [one.thing for ask in _MADE_BY_US.values() for one in ask(region, job_tags(job))]
 
 
-Question: TypeAlias = tuple[str, Callable[[], list[Tagged]]]
-
-
-def inquiries(region: Region) -> list[Question]:
-    """Return, by kind, the questions for all of ours in a region, of every job. Calls raise CloudError."""
-    ours = {TAG_OWNER: OWNER}
-    return [*_made_by_us(region, ours), ("addresses", partial(_addresses, region, ours))]
-
-
-def _made_by_us(region: Region, tags: Mapping[str, str]) -> list[Question]:
-    """Return the questions for what a claim or the region module makes: each needs a permission of its own."""
-    return [
-        ("machines", partial(_machines, region, tags)),
-        ("volumes", partial(_volumes, region, tags)),
-        ("spot requests", partial(_spot_requests, region, tags)),
-        *((f"{kind}s".replace("_", " "), partial(_listed, region, tags, kind)) for kind in _LISTINGS),
-    ]
+def of_anyone(account: Account, region: str, kind: str) -> list[Tagged]:
+    """List what is ours in a region, of every job. ``kind`` is one of ``KINDS``. Raises CloudError."""
+    return KINDS[kind](account.region(region), {TAG_OWNER: OWNER})
 
 
 _LISTINGS: Final = {
@@ -288,3 +274,17 @@ def _owned(
         token=tags.get(TAG_TOKEN, ""),
         price_per_hour=price,
     )
+
+
+_Ask: TypeAlias = Callable[[Region, Mapping[str, str]], list[Tagged]]
+_MADE_BY_US: Final[Mapping[str, _Ask]] = {
+    "machines": _machines,
+    "volumes": _volumes,
+    "spot requests": _spot_requests,
+    "launch templates": partial(_listed, kind="launch_template"),
+    "security groups": partial(_listed, kind="security_group"),
+    "networks": partial(_listed, kind="vpc"),
+}
+"""What a claim or the region module makes. To list each kind is a permission of its own."""
+KINDS: Final[Mapping[str, _Ask]] = {**_MADE_BY_US, "addresses": _addresses}
+"""What may carry our tags in a region."""

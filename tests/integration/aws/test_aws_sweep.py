@@ -169,6 +169,13 @@ def test_what_cannot_be_asked_is_named_and_never_called_empty(
     assert all(one["why"] for one in told["unasked"])
 
 
+def test_credentials_that_are_not_there_are_named(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    code, told, _ = desk.sweep()
+    assert (code, told["things"]) == (5, [])
+    assert {"us-east-1 machines", "global roles"} <= {one["where"] for one in told["unasked"]}
+
+
 def test_a_permission_that_is_missing_hides_nothing_else(desk: Desk, aws_box: Any, room: Any) -> None:
     node = claim(room)
     desk.events.emit("claim", epoch=1)
