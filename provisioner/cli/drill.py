@@ -42,12 +42,13 @@ def drill(
 
     if no_docker and image is not None:
         raise click.UsageError("--image and --no-docker exclude each other: give one of them")
+    rehearsal = Drill(
+        scenario, directory=directory, provider=provider, docker=not no_docker, image=image, say=streams.tell
+    )
     streams.tell("rehearsing an outage on this machine, in a cloud in a box: no account is asked, nothing costs money")
     if no_docker:
         streams.tell("machines are processes: --no-docker")
-    report = Drill(
-        scenario, directory=directory, provider=provider, docker=not no_docker, image=image, say=streams.tell
-    ).run()
+    report = rehearsal.run()
     with streams.unread():
         print_json(report) if as_json else print_drill(report)
     return exit_code(report)

@@ -28,6 +28,7 @@ from provisioner.model import JobRef
 from provisioner.sandbox.client import BUCKET, Box, open_box
 from provisioner.sandbox.containers import Containers, choose
 from provisioner.sandbox.notices import heard
+from provisioner.sandbox.scenario import load
 
 JOB = "digits"
 STEPS = 100
@@ -61,9 +62,10 @@ class Drill:
 
         ``provider`` is ``auto``, ``official`` or ``stand-in``. With ``docker`` machines run containers of ``image``,
         or of what ``make image`` builds where an engine has it; else processes. ``controller`` runs the job; by
-        default it is a process.
+        default it is a process. Raises ConfigError for a scenario with a mistake.
         """
         self.scenario = scenario or assets.path("examples/drills/default.yaml")
+        load(self.scenario)  # a mistake in it is said before anything starts
         self.provider = provider
         self.docker = docker
         self.image = image
