@@ -136,7 +136,7 @@ class Sweep:
     def remove(self, swept: Swept, *, say: Callable[[str], None]) -> None:
         """Remove the orphans, machines first. What is left says why in its ``problem``."""
         for kinds in _ORDER:
-            pending = [one for one in swept.orphans() if one.kind in kinds]
+            pending = [one for one in swept.orphans() if one.kind in kinds and not _machine_left(one, swept)]
             until = self._now() + self._settle_s
             while pending:
                 for one in pending:
@@ -238,6 +238,16 @@ def farewell(one: Outcome, now: float) -> str:
     if cost is None or seconds is None:
         return f"{words}: what it has cost is not known"
     return f"{words}: it has cost about {cost} in {seconds:.0f} s"
+
+
+def _machine_left(one: Outcome, swept: Swept) -> bool:
+    """Say whether a thing's machine did not go, or was taken up: then what it needs stays, too."""
+    token = one.verdict.tagged.thing.token
+    left = [other for other in swept.orphans() if other.kind == MACHINE and other.problem]
+    if one.kind == MACHINE or not any(token and other.verdict.tagged.thing.token.startswith(token) for other in left):
+        return False
+    one.problem = "its machine is still there"
+    return True
 
 
 def _unsure(verdict: Verdict) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from provisioner.clouds.aws.inventory import job_tags
+from provisioner.controller.sweep import Options, Sweep
 from provisioner.model import Node
 from tests import rooms
 from tests.desk import Desk
@@ -106,6 +107,25 @@ def test_a_machine_that_trains_for_the_open_run_is_kept_for_the_next_controller(
         s3.put_object(Bucket="bucket", Key=f"jobs/digits/epochs/1/{name}.json", Body=json.dumps(value).encode())
     assert desk.sweep("--yes")[0] == 0
     assert aws_box.living() == [node.id]
+
+
+def test_a_machine_that_a_controller_takes_up_meanwhile_stays_with_all_that_it_needs(
+    desk: Desk, aws_box: Any, room: Any
+) -> None:
+    node = claim(room)
+    desk.events.emit("claim", epoch=1)
+    start = {"Bucket": "bucket", "Key": f"jobs/digits/epochs/1/bootstrap-{node.token[:16]}.json"}
+    aws_box.client("s3").put_object(**start, Body=b"secret")
+    work = Sweep(None, Options(older=0.0), os.environ)
+    swept = work.look()
+    desk.events.emit("claimed", epoch=1, node=node.id)
+    work.remove(swept, say=lambda _: None)
+    assert {one.kind: one.problem for one in swept.orphans()} == {
+        "machine": "job digits was taken up meanwhile",
+        **dict.fromkeys(("start_object", "spot_request", "volume"), "its machine is still there"),
+    }
+    assert aws_box.living() == [node.id]
+    assert aws_box.client("s3").get_object(**start)["Body"].read() == b"secret"
 
 
 def test_of_a_job_that_has_ended_everything_goes_in_every_region_that_it_used(
