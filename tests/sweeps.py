@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from provisioner.checkpoint.store import open_store
 from provisioner.clouds.aws.api import Account
 from provisioner.clouds.base import Request
 from provisioner.config import parse
@@ -38,6 +39,7 @@ class Launcher:
     def __init__(self) -> None:
         self.started: set[str] = set()
         """Tokens whose machine can start the job."""
+        self.store = open_store("memory://").at(JOB.name)
 
     def write_spec(self) -> None:
         pass

@@ -83,8 +83,12 @@ class PreparedRegion(ABC, Generic[Made, Prepared]):
         """Return the prepared region; let Terraform make it where it is not, or not as wanted. Raises CloudError.
 
         ``gone(import_id)`` tells whether a machine that Terraform still holds has ended: then it is let go first. A
-        machine that lives keeps the region as it is: nothing is applied around it.
+        machine that lives keeps the region as it is: nothing is applied around it. Where the note is enough, Terraform
+        is not waited for: it may be adopting the machine that was lost just now.
         """
+        noted = self.noted()
+        if noted is not None and self._stands(noted):
+            return noted
         with self.lock:
             noted = self.noted()
             if noted is not None and self._stands(noted):
