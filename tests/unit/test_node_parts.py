@@ -105,7 +105,7 @@ def test_r09_heartbeats_are_spaced_and_superseded_ones_are_dropped():
     """A fake clock: every wait is recorded, every write has its time."""
     now = [100.0]
     times: list[float] = []
-    steps = iter(range(1000))
+    steps = itertools.count()
     beat: Heartbeat
 
     def sleep(seconds):
