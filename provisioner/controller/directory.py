@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from provisioner.errors import ConfigError
 from provisioner.model import JobRef
+
+LOCK_TRIES, LOCK_PAUSE_S = 4, 0.1
 
 
 def state_root(environ: Mapping[str, str] | None = None) -> Path:
@@ -133,13 +136,19 @@ class JobDirectory:
         Raises Held when another controller has it.
         """
         with (self.path / "lock").open("a+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                file.seek(0)
-                owner = file.read().strip() or "unknown"
-                message = f"job {self.name} is already run by process {owner}"
-                raise Held(message, hint=f"follow it with: failover run, or failover logs {self.name} -f") from error
+            for tries_left in reversed(range(LOCK_TRIES)):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if tries_left:  # who only asks for the controller holds it for a moment, too
+                        time.sleep(LOCK_PAUSE_S)
+                        continue
+                    file.seek(0)
+                    owner = file.read().strip() or "unknown"
+                    message = f"job {self.name} is already run by process {owner}"
+                    hint = f"follow it with: failover run, or failover logs {self.name} -f"
+                    raise Held(message, hint=hint) from error
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
