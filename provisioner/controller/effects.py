@@ -229,8 +229,10 @@ class World:
         self, claimed: Claimed, here: Node, home: Claimed, there: Node, begun: Begun, past: tuple[Placement, ...]
     ) -> Stood:
         """Wait until the machine at home is ready; the one that trains is watched meanwhile."""
+        away = replace(claimed, beside=(*claimed.beside, home))
+        home = replace(home, beside=(*claimed.beside, replace(claimed, beside=())))
         stood = moving.stand_by(
-            self, (PlacementView(self, claimed, begun, past), here), (PlacementView(self, home, begun, past), there)
+            self, (PlacementView(self, away, begun, past), here), (PlacementView(self, home, begun, past), there)
         )
         self.events.emit("stood_by", epoch=there.epoch, node=there.id, ready=stood.ready, reason=stood.reason)
         return stood
@@ -240,8 +242,13 @@ class World:
     ) -> Watched:
         """End the placement at the fallback with a last checkpoint; the machine at home goes on."""
         self.events.emit("hand_over", epoch=here.epoch, node=here.id, to=there.id)
-        view = PlacementView(self, claimed, begun, past)
-        return self._concluded(here, moving.hand_over(self, view, here, there), view)
+        home = Claimed(there.offer, there.claimed_at, there, None)
+        view = PlacementView(self, replace(claimed, beside=(*claimed.beside, home)), begun, past)
+        watched = moving.hand_over(self, view, here, there)
+        if watched.ending is Ending.HOMEWARD:
+            self.events.emit("stood_by", epoch=there.epoch, node=there.id, ready=False, reason=watched.reason)
+            return watched
+        return self._concluded(here, watched, view)
 
     def free_at_home(self, begun: Begun, past: tuple[Placement, ...]) -> list[Choice]:
         """Rank what the primary has now, without what a refusal has ruled out for a while. Raises CloudError."""

@@ -98,7 +98,10 @@ class Effects(Protocol):
     def hand_over(
         self, claimed: Claimed, here: Node, there: Node, begun: Begun, past: tuple[Placement, ...]
     ) -> Watched:
-        """End the placement at the fallback with a last checkpoint; the machine at home goes on."""
+        """End the placement at the fallback with a last checkpoint; the machine at home goes on.
+
+        HOMEWARD when nothing was done, because the machine at home is of no use any more.
+        """
         ...
 
     def watch(self, claimed: Claimed, node: Node, begun: Begun, past: tuple[Placement, ...]) -> Watched:
@@ -125,6 +128,11 @@ class Held:
     claimed: Claimed
     node: Node
     tries: list[Claimed]
+
+    @property
+    def claims(self) -> Claimed:
+        """Return the machine's claim with what was paid for beside it."""
+        return replace(self.claimed, beside=tuple(one for one in self.tries if one.surplus is not None))
 
 
 class Stopped(Exception):
@@ -191,18 +199,19 @@ class Flow:
         """Watch a placement to its end. When it is time to go home, the next machine is there before this one ends."""
         past = tuple(self.placements)
         while True:
-            watched = self.step("watch", self.effects.watch, held.claimed, held.node, begun, past)
+            watched = self.step("watch", self.effects.watch, held.claims, held.node, begun, past)
             if watched.ending is not Ending.HOMEWARD:
                 return watched, None
             home = self._ready_at_home(held, begun, published)
             if home is None:
                 continue
-            watched = self.step("hand_over", self.effects.hand_over, held.claimed, held.node, home.node, begun, past)
-            if watched.ending not in FINAL:
+            watched = self.step("hand_over", self.effects.hand_over, held.claims, held.node, home.node, begun, past)
+            if watched.ending not in {*FINAL, Ending.HOMEWARD}:
                 self.claims.append(home.claimed)
                 return watched, home
             self._give_back(held, home)
-            return watched, None
+            if watched.ending in FINAL:
+                return watched, None
 
     def _ready_at_home(self, held: Held, begun: Begun, published: Published) -> Held | None:
         """Get a machine at home and wait until it is ready to take over; None when it comes to nothing."""
@@ -221,12 +230,13 @@ class Flow:
             )
             if claimed.node is None:
                 self._add(held, claimed)
-                _stop_if_told(claimed.stop)
+                if claimed.stop:  # the watch sees it too, and ends the placement as it should
+                    return None
                 continue
             self.epoch += 1
             home = Held(claimed, claimed.node, [])
             stood = self.step(
-                "stand_by", self.effects.stand_by, held.claimed, held.node, claimed, home.node, begun, past
+                "stand_by", self.effects.stand_by, held.claims, held.node, claimed, home.node, begun, past
             )
             if stood.ready:
                 return home

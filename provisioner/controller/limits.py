@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Protocol
 
 from provisioner.controller.records import Begun, Claimed, Placement
-from provisioner.controller.report import cost
+from provisioner.controller.report import cost, surplus_cost
 from provisioner.model import Money
 
 DEADLINE, BUDGET = "the job's deadline", "the job's budget"
@@ -74,15 +74,20 @@ class Limits:
         if budget is None:
             return None
         line = f"budget of {budget} reached"
-        left = budget.amount - sum((self._convert(amount, name) for name, amount in cost(past).items()), Decimal(0))
+        beside = current.beside if current is not None else ()
+        spent = [*cost(past).items(), *surplus_cost(beside).items()]
+        left = budget.amount - sum((self._convert(amount, name) for name, amount in spent), Decimal(0))
         if left <= 0:
             return Limit(float("-inf"), BUDGET, line)
-        if current is None or current.node is None or current.price is None:
-            return None
-        hourly = self._convert(current.price.amount, current.price.currency)
+        hourly = until_now = Decimal(0)
+        for claimed in (current, *beside):
+            if claimed is not None and claimed.node is not None and claimed.price is not None:
+                rate = self._convert(claimed.price.amount, claimed.price.currency)
+                hourly += rate
+                until_now += rate * Decimal(str(claimed.node.claimed_at))
         if hourly <= 0:
             return None
-        return Limit(current.node.claimed_at + float(left / hourly) * 3600, BUDGET, line)
+        return Limit(float((left * 3600 + until_now) / hourly), BUDGET, line)
 
     def _convert(self, amount: Decimal, currency: str) -> Decimal:
         budget = self.policy.budget

@@ -100,7 +100,8 @@ def stand_by(world: World, here: tuple[View, Node], there: tuple[View, Node]) ->
 def hand_over(world: World, view: View, here: Node, there: Node) -> Watched:
     """Ask the fallback for a last checkpoint and its end, follow it there, and call the machine at home.
 
-    A job that ends for good meanwhile calls nobody.
+    A job that ends for good meanwhile calls nobody. HOMEWARD when the machine at home has gone before the fallback was
+    asked: it trains on.
     """
     policy = world.config.policy
     by = world.now() + policy.failback.handover
@@ -118,6 +119,8 @@ def hand_over(world: World, view: View, here: Node, there: Node) -> Watched:
         if verdict is not None:
             watched = watch.ended(here, signs, *verdict)
             break
+        if asked_at == float("-inf") and (why := _of_no_use(world, there)):
+            return watch.ended(here, signs, Ending.HOMEWARD, why)
         if world.now() - asked_at >= HINT_S and (signs.heartbeat or {}).get("phase") in {"training", "saving", None}:
             asked_at = world.now()
             _write(world, layout.hint(here.epoch), hint)
@@ -125,6 +128,18 @@ def hand_over(world: World, view: View, here: Node, there: Node) -> Watched:
     if watched.ending not in FINAL:
         _call(world, there.epoch)
     return watched
+
+
+def _of_no_use(world: World, there: Node) -> str:
+    """Say why the machine at home cannot take over, if that is known: it may have stood by long ago."""
+    try:
+        if world.cloud(there.offer.cloud).inspect(there).is_over:
+            return "the machine at home is gone"
+        _, beat = world.launcher.read_signs(there.epoch)
+    except CloudError as error:
+        world.events.emit("blind", what="the machine at home", problem=str(error))
+        return ""
+    return "the machine at home has ended" if (beat or {}).get("end") else ""
 
 
 def _call(world: World, epoch: int) -> None:

@@ -105,6 +105,8 @@ class Claimed:
     stop: str = ""
     surplus: Surplus | None = None
     """The machine that it gave, where another one was kept."""
+    beside: tuple[Claimed, ...] = ()
+    """What else is paid for while this machine runs: machines that run beside it, and those that were given back."""
 
     def __setstate__(self, state: Sequence[object]) -> None:
         """Read a pickle, also one of an earlier version."""

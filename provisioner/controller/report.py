@@ -37,10 +37,18 @@ def cost(placements: Sequence[Placement]) -> dict[str, Decimal]:
         price = placement.claimed.price
         if price is not None:
             total[price.currency] += price.amount * Decimal(str(placement_seconds(placement))) / 3600
-        for claimed in placement.claims:
-            if claimed.surplus is not None and claimed.price is not None:
-                hours = Decimal(str(claimed.surplus.seconds)) / 3600
-                total[claimed.price.currency] += claimed.price.amount * hours
+        for currency, amount in surplus_cost(placement.claims).items():
+            total[currency] += amount
+    return dict(total)
+
+
+def surplus_cost(claims: Sequence[Claimed]) -> dict[str, Decimal]:
+    """Return what machines have cost that were given back, by currency."""
+    total: dict[str, Decimal] = defaultdict(Decimal)
+    for claimed in claims:
+        if claimed.surplus is not None and claimed.price is not None:
+            hours = Decimal(str(claimed.surplus.seconds)) / 3600
+            total[claimed.price.currency] += claimed.price.amount * hours
     return dict(total)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provisioner.controller.flow import Flow, abreast
+from provisioner.controller.flow import TAKEN_DOWN, Flow, abreast
 from provisioner.controller.records import (
     Asked,
     Begun,
@@ -137,14 +137,17 @@ class World:
 class Homesick(World):
     """A job that trains away hears home's call, once for each letter of ``calls``.
 
-    r: home refuses. n: its machine is never ready. h: the job moves. c: it completes while it is handed over. d: the
-    fallback is lost then.
+    r: home refuses. n: its machine is never ready. g: it is gone when the job is to be handed over. h: the job moves.
+    c: it completes while it is handed over. d: the fallback is lost then. t: the operator takes it down while home is
+    asked.
     """
 
     calls: str = ""
     tries: list[int] = field(default_factory=list)
     """The attempts at home so far: one that is repeated after a crash is the same."""
     epochs: dict[int, int] = field(default_factory=dict)
+    spent_beside: list[Surplus | None] = field(default_factory=list)
+    """What the last look at the fallback knew of machines at home that were given back."""
 
     def ask_primary(self, begun: Begun, past: tuple, since: float | None) -> Asked:
         free = not past or past[-1].watched.cause == "home"
@@ -154,7 +157,10 @@ class Homesick(World):
         at = self._tick()
         if node.offer == HOME and not past:
             return Watched(Ending.LOST, "", at, at, at, None, 10)
+        if "t" in self.calls and len(self.tries) == len(self.calls):
+            return Watched(Ending.TAKEN_DOWN, TAKEN_DOWN, at, at, at, 10, 20)
         if node.offer == HOME or len(self.tries) == len(self.calls):
+            self.spent_beside = [one.surplus for one in claimed.beside]
             return Watched(Ending.COMPLETED, "", at, at, at, 10, 100)
         return Watched(Ending.HOMEWARD, "a card", at, at, at, 10, 20)
 
@@ -165,6 +171,8 @@ class Homesick(World):
         if attempt not in self.tries:
             self.tries.append(attempt)
         self.epochs[epoch] = self.tries.index(attempt)
+        if self.calls[self.epochs[epoch]] == "t":
+            return Claimed(HOME, self._tick(), None, None, stop=TAKEN_DOWN)
         if self.calls[self.epochs[epoch]] == "r":
             return Claimed(HOME, self._tick(), None, Failure(FailureKind.NO_CAPACITY, Scope.OFFER, "sold out", ""))
         return self.claim(choice, epoch, attempt, published)
@@ -177,7 +185,7 @@ class Homesick(World):
 
     def hand_over(self, claimed: Claimed, here: Node, there: Node, begun: Begun, past: tuple) -> Watched:
         letter, at = self.calls[self.epochs[there.epoch]], self._tick()
-        ending = {"h": Ending.STOPPED, "c": Ending.COMPLETED, "d": Ending.LOST}[letter]
+        ending = {"g": Ending.HOMEWARD, "h": Ending.STOPPED, "c": Ending.COMPLETED, "d": Ending.LOST}[letter]
         return Watched(ending, "", at, at, at, 10, 30, cause="home" if letter == "h" else "")
 
 
@@ -268,6 +276,8 @@ def test_a_race_goes_through_other_regions_of_the_same_market_only() -> None:
         ("nr", ["autodl", "aws"]),
         ("d", ["autodl", "aws", "autodl"]),
         ("nc", ["autodl", "aws"]),
+        ("g", ["autodl", "aws"]),
+        ("gh", ["autodl", "aws", "autodl"]),
     ],
 )
 def test_the_way_home(calls: str, clouds: list[str]) -> None:
@@ -275,14 +285,23 @@ def test_the_way_home(calls: str, clouds: list[str]) -> None:
     report = run(world, Recorder())
     assert [placement["cloud"] for placement in report["placements"]] == clouds
     assert (report["result"], report["leaked"], world.machines) == ("completed", [], {})
-    assert len(report["surplus"]) == calls.count("n") + calls.count("c")
+    assert len(report["surplus"]) == sum(calls.count(letter) for letter in "ncg")
+    if not calls or calls[-1] in "nrg":
+        assert len(world.spent_beside) == len(report["surplus"]), "a budget counts them while the fallback trains on"
     assert report["refused"] == []
     attempts = [attempt for placement in report["placements"] for attempt in placement["attempts"]]
     assert sum(attempt["failure"] == "no_capacity" for attempt in attempts) == calls.count("r")
 
 
+def test_a_job_taken_down_while_home_is_asked_tells_what_its_machines_cost() -> None:
+    world = Homesick(home=[True], refusals={}, endings=[], calls="t")
+    report = run(world, Recorder())
+    assert [placement["cloud"] for placement in report["placements"]] == ["autodl", "aws"]
+    assert (report["result"], report["leaked"], world.machines) == ("taken_down", [], {})
+
+
 @settings(max_examples=200)
-@given(calls=st.text("rn", max_size=3), end=st.sampled_from(["", "h", "c", "d"]), die_after=st.integers(0, 40))
+@given(calls=st.text("rng", max_size=3), end=st.sampled_from(["", "h", "c", "d"]), die_after=st.integers(0, 40))
 def test_the_way_home_killed_anywhere_makes_one_machine_an_epoch_and_leaves_none(
     calls: str, end: str, die_after: int
 ) -> None:

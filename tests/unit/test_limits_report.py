@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from provisioner.controller.limits import Limits
-from provisioner.controller.records import Begun, Claimed, Finished, Placement, Released, Watched
+from provisioner.controller.records import Begun, Claimed, Finished, Placement, Released, Surplus, Watched
 from provisioner.controller.report import RESULTS, build_report, cost
 from provisioner.model import Ending, Gpu, JobRef, Market, Money, Node, Offer
 
@@ -113,6 +113,19 @@ def test_the_running_machine_counts_by_the_second() -> None:
     start = HALF_HOUR_OF_DOLLARS.node.claimed_at
     assert limits.reached(Begun(0, 1), [], HALF_HOUR_OF_DOLLARS.claimed, start + 3599) == ""
     assert limits.reached(Begun(0, 1), [], HALF_HOUR_OF_DOLLARS.claimed, start + 3600) == "budget of 0.5 USD reached"
+
+
+def test_a_machine_at_home_counts_too_while_it_stands_by_and_after_it_was_given_back() -> None:
+    limits = Limits(Policy(budget=Money(Decimal(1), "USD"), usd_cny=Decimal(4)))
+    away, home = HALF_HOUR_OF_DOLLARS.claimed, HOUR_OF_YUAN.claimed  # 0.5 USD an hour each
+    start = HALF_HOUR_OF_DOLLARS.node.claimed_at
+    beside = replace(home, node=replace(HOUR_OF_YUAN.node, claimed_at=start + 1800))
+    both = replace(away, beside=(beside,))
+    assert limits.reached(Begun(0, 1), [], both, start + 4499) == ""
+    assert limits.reached(Begun(0, 1), [], both, start + 4500) == "budget of 1 USD reached"
+    back = replace(beside, node=None, surplus=Surplus(beside.node, start + 3600))
+    assert limits.reached(Begun(0, 1), [], replace(away, beside=(back,)), start + 5399) == ""
+    assert limits.reached(Begun(0, 1), [], replace(away, beside=(back,)), start + 5400) == "budget of 1 USD reached"
 
 
 def test_a_spot_machine_counts_with_the_most_that_it_can_cost() -> None:
