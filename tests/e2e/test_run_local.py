@@ -185,18 +185,26 @@ def test_down_asks_a_running_controller(place: Place) -> None:
     assert place.nodes() == []
 
 
+def until_it_follows(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "following it" in line:
+            return
+    raise AssertionError(f"it ended with {process.wait()}")
+
+
 def test_a_second_run_follows_the_first_and_ends_with_its_report(place: Place) -> None:
     config = place.config(steps=120, pace=0.1)
     with place.start("run", str(config)) as first:
         place.wait_for_step(1)
         with place.start("run", str(config), "--json") as second:
+            until_it_follows(second)
             code, out, err = place.call("run", str(config), "--fresh")
             assert (code, out) == (2, ""), "options that the running one would ignore"
             assert f"already run by process {first.pid}" in err
             out, err = second.communicate(timeout=60)
         first.communicate(timeout=30)
     assert (first.returncode, second.returncode) == (0, 0)
-    assert f"already run by process {first.pid}; following it" in err
     assert "epoch 1: completed" in err, "what happens is shown"
     report = json.loads(out)
     assert (report["result"], len(report["placements"])) == ("completed", 1)
@@ -207,13 +215,13 @@ def test_a_second_run_takes_the_job_up_when_the_first_dies_and_ctrl_c_leaves_it_
     with place.start("run", str(config)) as first:
         place.wait_for_step(1)
         with place.start("run", str(config)) as idle:
-            time.sleep(2.0)
+            until_it_follows(idle)
             idle.send_signal(signal.SIGINT)
             _, words = idle.communicate(timeout=20)
         assert idle.returncode == 130
         assert "the job goes on with its controller" in words
         with place.start("run", str(config), "--json") as second:
-            time.sleep(2.0)
+            until_it_follows(second)
             first.kill()
             out, err = second.communicate(timeout=80)
         first.communicate(timeout=30)
