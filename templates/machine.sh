@@ -271,14 +271,53 @@ container() { # IMAGE: run this script in it and set CODE
   cat "$FAILOVER_RUN/docker.txt" >&2
 }
 
+prefetch() { # in a process of its own: what the node in the container will ask for, to where it looks
+  if ! bundle; then
+    say "nothing is fetched before the image is here: $WHY"
+    return
+  fi
+  umask "$MASK" && cd "$RUNTIME" && exec "$NODE_PYTHON" -E -s -m provisioner.node --prefetch \
+    --bootstrap "$FAILOVER_RUN/bootstrap.json" --directory "$FAILOVER_RUN/node"
+}
+
+end_prefetch() { # PROCESS: gone, before the node begins. What it has brought stays.
+  local signal
+  for signal in TERM KILL; do
+    kill "-$signal" "$1" 2>/dev/null
+    for _ in $(seq 30); do
+      if ! kill -0 "$1" 2>/dev/null; then return; fi
+      sleep 0.1
+    done
+  done
+}
+
 in_container() { # IMAGE
-  local code line
+  local code line puller fetcher='' begun
+  begun=$(date +%s)
   pull &
-  local puller=$!
+  puller=$!
   # Meanwhile the node's Python comes, should the image have none: it may have no curl either.
-  if [ "$(said runtime)" != installed ] && [ -n "$(said bundle-url)" ]; then fetch_bundle || say "$WHY"; fi
+  if [ "$(said runtime)" != installed ] && [ -n "$(said bundle-url)" ]; then
+    if ! fetch_bundle; then
+      say "$WHY"
+    elif kill -0 "$puller" 2>/dev/null; then
+      prefetch &
+      fetcher=$!
+      disown "$fetcher" # its end is no news
+    fi
+  fi
   wait "$puller"
   code=$?
+  if [ -n "$fetcher" ]; then
+    end_prefetch "$fetcher"
+    if [ ! -s "$FAILOVER_RUN/image" ] && grep -qs 'no space left' "$FAILOVER_RUN/docker.txt"; then
+      say "no room for the image: what was fetched before it is removed"
+      rm -rf "$FAILOVER_RUN/node/runs/prefetched"
+      (pull)
+      code=$?
+    fi
+  fi
+  if [ -s "$FAILOVER_RUN/image" ]; then say "the image is here after $(($(date +%s) - begun)) s"; fi
   sed -i '/^login-password /d' "$FAILOVER_RUN/orders" # the training reads this directory, and needs no registry
   line=$(tail -n 1 "$FAILOVER_RUN/docker.txt" 2>/dev/null)
   if [ "$code" = 124 ]; then give_up "the image $1 was not pulled within $PULL_PATIENCE s"; fi

@@ -18,6 +18,7 @@ from types import FrameType
 from provisioner.errors import ExitCode, FailoverError
 from provisioner.node import bootstrap, health, rooms
 from provisioner.node.notices.signals import STOPPING
+from provisioner.node.prefetch import end_with_parent, prefetch
 from provisioner.node.supervisor import START_PATIENCE_S, Supervisor
 
 
@@ -29,10 +30,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--give-up", metavar="REASON", help="run nothing: only say in the store why this machine cannot"
     )
+    parser.add_argument(
+        "--prefetch", action="store_true", help="run nothing: only bring what the node will ask for; no errors, exit 0"
+    )
     arguments = parser.parse_args(argv)
     try:
         boot = bootstrap.load(arguments.bootstrap)
         root = arguments.directory or arguments.bootstrap.resolve().parent / "node"
+        if arguments.prefetch:
+            end_with_parent()
+            prefetch(boot, root, environ=os.environ, say=lambda line: _say(f"failover: {line}"))
+            return int(ExitCode.DONE)
         lock = rooms.occupy(root)
         supervisor = _supervisor(boot, root)
         health.sign(root, START_PATIENCE_S + 60.0)  # no heartbeat before the epoch is taken

@@ -59,6 +59,7 @@ class Arrival:
             self._note("disk", f"{full}; removing what earlier runs left here")
             self._rooms.forget_earlier(keep_last=False)
             found = self._patiently(self._restore)
+        self._rooms.forget_prefetched()
         if found is None:
             self._note("restored", "no checkpoint of this job in the store: training starts from nothing", step=None)
             return None

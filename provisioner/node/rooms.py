@@ -13,6 +13,10 @@ from pathlib import Path
 from provisioner.checkpoint.scratch import remove
 from provisioner.errors import FailoverError
 
+RUNS = "runs"
+PREFETCHED = "prefetched"
+"""Among the runs: what came while the image was pulled. Its bytes are seeds until something is restored."""
+
 
 class Occupied(FailoverError):
     """Another node process runs in this directory."""
@@ -76,10 +80,15 @@ class Rooms:
             except OSError:  # a folder of somebody else
                 shutil.rmtree(path, ignore_errors=True)
 
+    def forget_prefetched(self) -> None:
+        """Remove what came before the node ran. What cannot be removed stays."""
+        with contextlib.suppress(OSError):
+            remove(self.run.parent / PREFETCHED)
+
 
 def prepare(root: Path, epoch: int) -> Rooms:
     """Make the directories of this start. Raises OSError when the disk does not take them."""
-    runs = root / "runs"
+    runs = root / RUNS
     runs.mkdir(parents=True, exist_ok=True, mode=0o700)
     rooms = Rooms(root, Path(tempfile.mkdtemp(prefix=f"e{epoch}-", dir=runs)))
     for path in (rooms.checkpoints, rooms.restored, rooms.work):

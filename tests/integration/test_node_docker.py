@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from provisioner.checkpoint import layout
+from provisioner.checkpoint.save import Saver
 from provisioner.controller.runtime_bundle import Bundle
 from provisioner.model import JobRef
 from tests import servers
 from tests.image_trees import TRAINER, bare_tree, packed_bundle
 from tests.integration.conftest import NodeJob
+from tests.ruled_proxy import ruled
 from tests.start_machines import Machine
 
 pytestmark = pytest.mark.slow
@@ -140,3 +144,76 @@ def test_a_stop_reaches_the_training_in_its_container(machine, s3, bundle):
     assert process.wait(90) == 75, machine.console()
     assert machine.job.done() is None
     assert machine.job.store.get(layout.heartbeat(1)) is not None
+
+
+def committed(machine, mib: int = 8) -> None:
+    """Commit a checkpoint of step 7 that does not shrink."""
+    entry = machine.root / "saved"
+    entry.mkdir()
+    (entry / "step").write_text("7")
+    (entry / "weights.bin").write_bytes(random.Random(1).randbytes(mib * 2**20))
+    Saver(machine.job.store, machine.job.ref, 1, fence=lambda: None).save(entry, 7)
+
+
+def slow_to_load(machine, engine, until: str) -> None:
+    """Let the image be there no sooner than ``until`` holds, in bash."""
+    wait = f"for _ in $(seq 600); do if {until}; then break; fi; sleep 0.1; done"
+    machine.shim("docker", f'if [ "$1" = load ]; then {wait}; fi\nexec {" ".join(engine.words)} "$@"')
+
+
+def prefetching(machine) -> list[int]:
+    """Return the processes that fetch before the image is here."""
+    found = []
+    for pid in machine.mine():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"--prefetch" in words and b"provisioner.node" in words:
+            found.append(pid)
+    return found
+
+
+def test_the_checkpoint_comes_while_the_image_does(machine, s3, bundle, engine):
+    committed(machine)
+    slow_to_load(machine, engine, 'compgen -G "$FAILOVER_RUN/node/runs/prefetched/restored/step-*" >/dev/null')
+    say(machine, s3, bundle, TRAINER)
+    assert machine.boot().wait(120) == 0, machine.console()
+    console, log = machine.console(), machine.log()
+    assert "failover: step 7 is here before the node runs (8.0 MiB in" in console
+    assert re.search(r"failover: the image is here after \d+ s", console)
+    assert re.search(r"restored step 7 of epoch 1 \(8\.0 MiB in [\d.]+ s, 0\.0 MiB of it fetched", log), log
+    assert "\nstep 8\n" in log
+    assert (machine.job.done() or {})["final_step"] == 20
+    assert list((machine.directory / "node" / "runs").glob("prefetched")) == [], "no second copy stays"
+
+
+def test_a_start_goes_on_where_what_comes_beside_the_image_hangs(machine, s3, bundle, engine):
+    """The store says nothing until the container runs, and the process takes no SIGTERM."""
+    committed(machine)
+    slow_to_load(machine, engine, '[ -e "$HOME/go-on" ]')
+    with ruled(s3.endpoint.removeprefix("http://"), s3.bucket) as line:
+
+        def hang(*_: object) -> None:
+            while not (machine.directory / "image").exists():
+                time.sleep(0.05)
+
+        line.rule = hang
+        assert s3.credentials is not None
+        keys = s3.credentials.as_json()
+        where = {"uri": s3.uri("jobs"), "endpoint": line.url, "region": servers.REGION, "credentials": keys}
+        orders = {**machine.bring(bundle), "archive": f"{machine.site.url}/image.tar"}
+        machine.say(["bash", "-c", TRAINER], steps=20, image="store://image.tar", orders=orders, store=where)
+        process = machine.boot()
+        machine.until(lambda: line.seen, 90)
+        (fetcher,) = prefetching(machine)
+        for secret in keys.values():
+            for place in ("cmdline", "environ"):
+                assert str(secret).encode() not in Path(f"/proc/{fetcher}/{place}").read_bytes()
+        os.kill(fetcher, signal.SIGSTOP)
+        (machine.root / "go-on").touch()
+        assert process.wait(120) == 0, machine.console()
+    assert prefetching(machine) == []
+    assert "orders.sh: line" not in machine.console(), "the shell has nothing to add"
+    assert re.search(r"restored step 7 of epoch 1 \(8\.0 MiB in [\d.]+ s, 8\.0 MiB of it fetched", machine.log())
+    assert (machine.job.done() or {})["final_step"] == 20

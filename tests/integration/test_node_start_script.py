@@ -344,3 +344,23 @@ def test_the_image_is_pulled_while_the_bundle_comes(machine, node_job, tmp_path)
     assert machine.boot().wait(60) == 0, machine.console()
     assert node_job.done()["result"] == "completed"
     assert machine.site.asked == ["/bootstrap.json", "/runtime.tar.gz"]
+
+
+def test_an_image_that_finds_no_room_gets_that_of_what_came_beside_it(machine, node_job, tmp_path):
+    """What was fetched before the image must not be why it cannot be pulled."""
+    first = node_job.start(1, node_job.trainer(steps=10), steps=10, machine="earlier")
+    assert first.wait() == 0
+    node_job.store.delete([layout.DONE])
+    orders = starts_with(machine, tmp_path, f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    brought = "$FAILOVER_RUN/node/runs/prefetched"
+    pull = f"""
+        if [ -e "$HOME/tried" ]; then [ ! -e {brought} ]; exit; fi
+        touch "$HOME/tried"
+        for _ in $(seq 300); do if compgen -G "{brought}/restored/step-*"; then break; fi; sleep 0.1; done
+        echo "write /var/lib/x: no space left on device" >&2; exit 1"""
+    machine.shim("docker", f'if [ "$1" = image ]; then exit 1; fi\n{DOCKER.format(pull=pull, run=RUN_IT)}')
+    machine.say(node_job.trainer(steps=20), steps=20, image="r/i:t", orders=orders, epoch=2, token="token-of-2")
+    assert machine.boot().wait(60) == 0, machine.console()
+    assert "failover: no room for the image: what was fetched before it is removed" in machine.console()
+    assert "restored step 10 of epoch 1" in machine.log()
+    assert node_job.done()["final_step"] == 20
