@@ -79,8 +79,8 @@ def _followed(
     """Follow the controller that has the job. Return its report; None when the job is left for us to take up."""
     from provisioner.controller.attached import follow
 
-    streams.tell(f"{words}; following it (Ctrl-C ends this one only)")
     try:
+        streams.tell(f"{words}; following it (Ctrl-C ends this one only)")
         report = follow(directory, show)
     except KeyboardInterrupt:
         _leave(f"the job goes on with its controller; come back with: failover logs {directory.name} -f")
