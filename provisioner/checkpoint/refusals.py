@@ -21,7 +21,8 @@ _BUSY = {429, 503}
 _PASSING = {408, 429, 500, 502, 503, 504}
 _PASSING_CODES = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable"}
 _NO_BUCKET = "make the bucket first: terraform/modules/checkpoint_bucket, or your cloud's own tools"
-_NO_KEY = "set the key's environment variables"
+_NO_KEY = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the variables that failover.yaml names for this store"
+_NO_ACCOUNT = "set GOOGLE_APPLICATION_CREDENTIALS, or log in: gcloud auth application-default login"
 _KEY = "check the key or role, and what it may do here"
 _LINKS = "the account needs iam.serviceAccounts.signBlob to make start links; or give a service account's key file"
 
@@ -87,7 +88,8 @@ def _of_the_key(text: str, whole: str, what: str) -> Refusal | None:
     if "/computeMetadata/" in address[1] and what.startswith("cannot sign"):  # where every account but a key file ends
         return Refusal(Unauthorized(f"{what}: this account makes no links", hint=_LINKS), status)
     if "/latest/" in address[1] or "/computeMetadata/" in address[1]:
-        return Refusal(Unauthorized(f"{what}: no key was given and this machine has no role", hint=_NO_KEY), status)
+        hint = _NO_KEY if "/latest/" in address[1] else _NO_ACCOUNT
+        return Refusal(Unauthorized(f"{what}: no key was given and this machine has no role", hint=hint), status)
     if not status:
         return Refusal(Unreachable(f"{what}: no answer from the service that gives the key"), again=True)
     return Refusal(Unauthorized(f"{what}: the service that gives the key answers {status}", hint=_KEY), status)

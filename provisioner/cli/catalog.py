@@ -100,7 +100,7 @@ def ls_command(  # noqa: PLR0917 - click's signature
         ctx.exit(int(ExitCode.NO_OFFER))
 
 
-@catalog_group.command("refresh")
+@catalog_group.command("refresh", short_help="Ask the clouds what they sell now.")
 @click.option("--cloud", "clouds", multiple=True, type=click.Choice(_CLOUDS), help="This cloud only (repeatable).")
 @click.option("--region", "regions", multiple=True, help="Ask AWS for this region only (repeatable).")
 @click.option("--project", envvar="GOOGLE_CLOUD_PROJECT", help="Project that asks Google Cloud.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -24,6 +25,8 @@ Verdict = Literal["ok", "warn", "fail", "skip"]
 
 RETRY_S = 10.0
 """How long a store that does not answer is asked again: somebody waits at the terminal."""
+ENGINE_S = 10.0
+"""How long a container engine may take to say its version."""
 CLOCK_S = 60.0
 """Requests are signed with the time: stores refuse them when two clocks differ by some minutes."""
 
@@ -69,8 +72,7 @@ def examine(config: Config | None, environ: Mapping[str, str]) -> Iterator[Findi
     yield _run("terraform", lambda: _terraform(environ)) if uses_aws else Finding("terraform", "skip", "not needed")
     if config is not None and any(block.gcp for block in config.fallback):
         yield _run("terraform google", lambda: _terraform(environ, "google"))
-    docker = shutil.which("docker")
-    yield Finding("docker", "ok" if docker else "skip", docker or "not here; only `make image` wants it")
+    yield _run("docker", _docker)
     if config is None:
         yield Finding("failover.yaml", "skip", "none here", "failover init")
         return
@@ -108,6 +110,28 @@ def _run_all(check: str, look: Callable[[], list[Finding]]) -> list[Finding]:
         return look()
     except FailoverError as error:
         return [Finding(check, "fail", str(error), error.hint)]
+
+
+def _docker() -> Finding:
+    client = shutil.which(os.environ.get("DOCKER") or "docker")
+    if client is None:
+        return Finding("docker", "skip", "not here; only `make image` and drills in containers want it")
+    try:
+        asked = subprocess.run(
+            [client, "info", "--format", "{{.ServerVersion}}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ENGINE_S,
+            check=False,
+        )
+        version = asked.stdout.strip() if asked.returncode == 0 else ""
+    except (OSError, subprocess.TimeoutExpired):
+        version = ""
+    if not version:
+        found = f"no engine answers {client}; only `make image` and drills in containers want one"
+        return Finding("docker", "skip", found, "start it, or give yourself the right to use it")
+    return Finding("docker", "ok", f"{version} ({client})")
 
 
 def _terraform(environ: Mapping[str, str], provider: str = "aws") -> Finding:

@@ -15,7 +15,7 @@ def runtime_group() -> None:
     """Make the node's own Python, for machines whose image has none."""
 
 
-@runtime_group.command("build")
+@runtime_group.command("build", short_help="Make the bundle for machines without a fitting Python.")
 @click.option("--python", metavar="VERSION", help="Which Python, as 3.12 (default: 3.12 from uv, else this one).")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write it to this file too.")
 @click.option("--json", "as_json", is_flag=True, help="Print its manifest as JSON on stdout.")

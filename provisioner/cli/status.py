@@ -55,6 +55,9 @@ def _show(job: str | None, *, as_json: bool) -> None:
     if as_json:
         print_json(found if job is None else {**found[0], "events": list(events_of(directory))})
         return
+    if not found:
+        click.echo(f"no job yet in {root}; failover run starts one", err=True)
+        return
     columns = ["job", "uid", "run", "state", "controller", "epoch", "where", "step", "since"]
     print_table(columns, [[row[column] for column in columns] for row in found])
     for row in found:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from provisioner.controller.sweep import Outcome, Swept
 
 DEFAULT_FILE = Path("failover.yaml")
+_NAMED = 3
+"""Most places that one line names that could not be asked for the same reason."""
 
 
 def _duration(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
@@ -35,7 +37,12 @@ def _duration(_context: click.Context, _parameter: click.Parameter, value: str) 
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
 @click.option("--job", "job", default="", metavar="NAME", help="Only what belongs to this job.")
 @click.option(
-    "--older", callback=_duration, default="10m", show_default=True, help="Leave alone what is younger than this."
+    "--older",
+    metavar="DURATION",
+    callback=_duration,
+    default="10m",
+    show_default=True,
+    help="Leave alone what is younger than this.",
 )
 @click.option("--foreign", is_flag=True, help="Take what belongs to other controllers for an orphan, too.")
 @click.option("--yes", is_flag=True, help="Remove the orphans. Without it nothing is changed.")
@@ -112,11 +119,16 @@ def _show(swept: Swept, now: float, *, removed: bool) -> None:
     if swept.outcomes:
         head = ("cloud", "region", "kind", "id", "job", "epoch", "age", "per hour", "what")
         print_table(head, [_cells(one, now) for one in swept.outcomes])
+    places: dict[str, list[str]] = {}
     for where, why in swept.silent.items():
-        click.echo(f"not asked: {where}: {why}", err=True)
+        places.setdefault(why, []).append(where)
+    for why, where_all in places.items():
+        more = f" and {len(where_all) - _NAMED} more (--json names them)" if len(where_all) > _NAMED else ""
+        click.echo(f"not asked: {', '.join(where_all[:_NAMED])}{more}: {why}", err=True)
     left = [one for one in swept.orphans() if not one.removed]
     if not left:
-        click.echo("nothing is left to remove" + (" where could be asked" if swept.silent else ""), err=True)
+        where = " in the places that could be asked" if swept.silent else ""
+        click.echo(f"nothing is left to remove{where}", err=True)
         return
     costs = ", ".join(f"{amount:f} {currency}" for currency, amount in _per_hour(swept).items()) or "nothing known"
     words, tail = ("still there", "") if removed else ("to be removed", "; remove them with --yes")

@@ -32,7 +32,7 @@ LINES: dict[str, str] = {
     "stood_by": "epoch {epoch}: {node} {readiness}{because}",
     "hand_over": "epoch {epoch}: asking for a last checkpoint; {to} takes over",
     "waiting": "nothing to be had; trying again in {seconds} s",
-    "blind": "{what} does not answer: {problem}",
+    "blind": "{what} gives no usable answer: {problem}",
 }
 
 

@@ -25,7 +25,8 @@ _KEY_FIELDS = ("access_key_id_env", "secret_access_key_env", "session_token_env"
 def _source(text: str) -> str:
     parts = urlsplit(text)
     if parts.username or parts.password:
-        raise mistake("the address holds credentials", "remove them: the controller makes links with its own account")
+        hint = "remove them: the controller makes links to s3:// and gs:// with its own account; https:// has no login"
+        raise mistake("the address holds credentials", hint)
     if parts.scheme not in {"s3", "gs", "file", "https", "http"}:
         what = f"no data comes from {short(parts.scheme + '://')}" if "://" in text else f"{short(text)} is no address"
         raise mistake(what, "write s3://bucket/folder/, gs://bucket/folder/, https://host/file or file:///folder")

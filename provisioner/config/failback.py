@@ -10,7 +10,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from provisioner.config.section import Section
-from provisioner.config.values import Duration, DurationOrZero, matching
+from provisioner.config.values import Duration, DurationOrZero, matching, mistake
 
 _CLOCK = r"([01]\d|2[0-3]):[0-5]\d"
 Mode = Literal["auto", "ask", "never"]
@@ -55,6 +55,8 @@ class FailbackConfig(Section):
         """``true`` and ``auto`` stand for the defaults, ``false`` and ``never`` for staying away."""
         if isinstance(value, bool):
             value = "auto" if value else "never"
+        if isinstance(value, int | float | list):
+            raise mistake("this is neither a word nor a section", "write auto, ask or never, or its keys below it")
         return {"mode": value} if isinstance(value, str) else value
 
     def is_quiet(self, minute: int) -> bool:

@@ -45,6 +45,12 @@ def _in_bash(value: Any) -> Any:
     return ["bash", "-c", value] if isinstance(value, str) else value
 
 
+def _can_be_caught(value: Any) -> Any:
+    if value in ("SIGKILL", "SIGSTOP", "KILL", "STOP", 9, 19):
+        raise mistake("no command can catch this signal", "write SIGTERM, SIGINT, SIGHUP, SIGUSR1 or SIGUSR2")
+    return value
+
+
 def _empty_block(value: Any) -> Any:
     """``- local:`` with nothing behind it is a block without settings."""
     if isinstance(value, dict) and list(value.values()) == [None]:
@@ -184,7 +190,9 @@ class JobConfig(Section):
         description="The last step. A command that exits with 0 before it was told to stop, and is run again.",
         examples=[100],
     )
-    stop_signal: Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"] = Field(
+    stop_signal: Annotated[
+        Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"], BeforeValidator(_can_be_caught)
+    ] = Field(
         default="SIGTERM",
         description="What asks the command for a last checkpoint and its end, when its machine has to go.",
     )

@@ -21,6 +21,10 @@ _LOOK_S = 0.1
 """Time between two looks at the heartbeats: a quarter of the shortest step that a drill trains."""
 NOTICE_S = {"aws": 120.0, "gcp": 30.0}
 """What a cloud gives between the notice and the end of a spot machine, in seconds."""
+_WORDS = {
+    "missing": "this is missing; examples/drills has scenarios to begin with",
+    "extra_forbidden": "unknown key of a scenario; docs/sandbox.md names them",
+}
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
@@ -171,7 +175,8 @@ def load(path: Path) -> Scenario:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        message = f"{path}:{_line(node, first['loc'])}: {where}: {first['msg']}"
+        words = _WORDS.get(first["type"], first["msg"])
+        message = f"{path}:{_line(node, first['loc'])}: {where}: {words}"
         raise ConfigError(message) from error
 
 

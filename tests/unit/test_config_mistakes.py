@@ -59,6 +59,19 @@ BOMB = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
 CHAIN = b"a0: &a0 [x]\n" + b"".join(b"a%d: &a%d [*a%d]\n" % (i, i, i - 1) for i in range(1, 3000))
 
 MISTAKES = [
+    case(
+        "signal_that_kills",
+        3,
+        "  command: python train.py",
+        "  stop_signal: SIGKILL",
+        says=":4: job.stop_signal: no command can catch this signal; write SIGTERM, SIGINT, SIGHUP, SIGUSR1 or SIGUSR2",
+    ),
+    case(
+        "failback_as_number",
+        23,
+        "  failback: 3",
+        says=":23: policy.failback: this is neither a word nor a section; write auto, ask or never, or its keys below it",
+    ),
     case("wrong_type", 6, "  gpus: [T4]", "  count: two", says=":7: resources.count: `two` is not a whole number"),
     case(
         "number_as_text",
