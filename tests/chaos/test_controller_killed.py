@@ -88,14 +88,6 @@ def test_killed_after_every_step_of_the_way_home(tmp_path: Path) -> None:
     assert [move["steps_lost"] for move in report["moves"]] == [0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [pytest.param(4, id="claim-at-home"), pytest.param(11, id="claim-in-zone-b")])
-def test_killed_once_after_a_claim(step: int, tmp_path: Path) -> None:
-    last_words: list[str] = []
-    assert_nothing_twice_and_nothing_left(tmp_path, killed_after([step], last_words))
-    assert last_words == ["claim"]
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("step", range(1, STEPS_OF_A_DRILL + 1))
 def test_killed_once(step: int, tmp_path: Path) -> None:

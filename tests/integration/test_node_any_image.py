@@ -250,12 +250,12 @@ def resolves(tree: Path, name_server: str, nsswitch: str = "") -> None:
 @pytest.mark.parametrize(
     "where",
     [
-        ("127.0.0.1", "hosts: files dns\n"),
-        ("localhost", "hosts: files dns\n"),
-        ("store.hosts.test", FOREIGN),
+        pytest.param(("127.0.0.1", "hosts: files dns\n"), marks=pytest.mark.thorough),
+        pytest.param(("localhost", "hosts: files dns\n"), marks=pytest.mark.thorough),
+        pytest.param(("store.hosts.test", FOREIGN), marks=pytest.mark.thorough),
         ("store.dns.test", FOREIGN),
         ("store.hosts.test", ""),
-        ("store.dns.test", ""),
+        pytest.param(("store.dns.test", ""), marks=pytest.mark.thorough),
     ],
 )
 def test_an_image_with_an_old_glibc_trains_with_a_store_of_any_name(
