@@ -57,6 +57,14 @@ class Mailbox:
             raise message
         return message
 
+    def check(self) -> None:
+        """Raise Fenced when a newer epoch has been told of. Requests to stop stay for whoever asks next."""
+        stops = []
+        while (stop := self.first_stop()) is not None:
+            stops.append(stop)
+        for stop in stops:
+            self._messages.put(stop)
+
     def first_stop(self) -> Stop | None:
         """Return the first request to stop that has come in, without waiting. Raises Fenced."""
         while not self._messages.empty():

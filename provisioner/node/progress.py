@@ -47,12 +47,12 @@ class Progress:
         """Read the status file; True when it holds the first step since the start. Never raises."""
         try:
             status = json.loads(self._status_file.read_bytes())
-            step = int(status["step"])
-        except (OSError, ValueError, KeyError, TypeError):  # not there, or half written
+            step, save_s = int(status["step"]), _seconds(status.get("save_s"))
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):  # not there, half written, or no number
             return False
         with self._lock:
             self._status = step
-            self._save_s = _seconds(status.get("save_s"))
+            self._save_s = save_s
             return self._first(step)
 
     def save_s(self) -> float | None:

@@ -15,6 +15,7 @@ from signal import Signals
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.store import Store
 from provisioner.errors import CloudError
+from provisioner.node import ending
 from provisioner.node.child import Child
 from provisioner.node.mailbox import Mailbox, Stop
 from provisioner.node.progress import Progress
@@ -70,6 +71,8 @@ def wait_for_call(store: Store, epoch: int, standby: StandBy, mail: Mailbox) -> 
             return stop
         if is_called(store, epoch, standby.before):
             return None
+        if has_ended(store, standby.before):
+            return Stop("the job has ended meanwhile", 0.0)
     return Stop(f"not called within {standby.patience_s:.0f} s", 0.0)
 
 
@@ -82,6 +85,15 @@ def is_called(store: Store, epoch: int, before: int) -> bool:
         return bool((beat.get("end") or {}).get("cause") == Cause.HOME)
     except (CloudError, ValueError, AttributeError):
         return False
+
+
+def has_ended(store: Store, before: int) -> bool:
+    """Say whether the job has ended where it trained. A store that does not answer says no."""
+    try:
+        done = ending.read(store)
+    except CloudError:
+        return False
+    return done is not None and done.epoch >= before
 
 
 def _has_stepped(progress: Progress) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any, TypeVar
 
-from provisioner.checkpoint import epochs
+from provisioner.checkpoint import epochs, layout
 from provisioner.checkpoint.restore import Restored
 from provisioner.errors import (
     Abandoned,
@@ -213,7 +213,7 @@ class Supervisor:
     def _run(self) -> ExitCode:
         if processes.kill_orphan(self.rooms.child):
             self._note("orphan", "killed the command that an earlier node process left running")
-        if self.boot.standby is not None:
+        if self.boot.standby is not None and not self._was_called():
             return self._stand_by(self.boot.standby)
         self._own()
         before = self._patiently(lambda: ending.read(self._store))
@@ -256,6 +256,10 @@ class Supervisor:
         self._note("called", "called: taking over")
         return self._leave_to_next(replace(self.boot, standby=None), self.retries)
 
+    def _was_called(self) -> bool:
+        """Say whether an earlier process of this placement was called, and has taken the epoch."""
+        return self._patiently(lambda: self._store.exists(layout.owner(self.boot.epoch)))
+
     def _own(self) -> None:
         hint = self._patiently(lambda: epochs.take(self._store, self.boot.epoch, self.boot.token, socket.gethostname()))
         self._note("owner", f"epoch {self.boot.epoch} of {self.boot.job.name} is ours" + (f"; {hint}" if hint else ""))
@@ -282,7 +286,9 @@ class Supervisor:
             raise
         verdict, code = training.until_end(child)
         if verdict.cause in MEMORY and self.retries < self.boot.oom_retries:
-            return self._with_less(verdict)
+            if (stop := self.mail.first_stop()) is None:
+                return self._with_less(verdict)
+            verdict = Verdict(Result.STOPPED, stop.reason, stop.cause)  # it came with the last commit
         return self._finish(verdict, code=code)
 
     def _start(self, *, take: Callable[[bytes], None], trial: bool = False) -> processes.Child:

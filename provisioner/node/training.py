@@ -154,10 +154,10 @@ class Training:
         self.phase = "saving"
         left = (stop.left() if stop else self._patience_s()) - 1.0
         whole = keeping.finish(max(1.0, left))
-        bench.mail.first_stop()  # raises Fenced when the last commit met a newer epoch
+        bench.mail.check()  # the last commit may have met a newer epoch
         for uri in keeping.finish_copies(stop.left() if stop else None):
             bench.note("uncopied", f"{uri} is left behind: the last checkpoint is not copied there")
-        bench.mail.first_stop()
+        bench.mail.check()
         verdict = judge(self._ended(code, stop))
         if not whole:
             bench.note("uncommitted", "the last checkpoint did not reach the store; an older one will be restored")

@@ -87,6 +87,31 @@ def test_a_command_that_runs_out_of_gpu_memory_goes_on_here_with_half_the_batch(
     assert node.heartbeat()["batch_scale"] == 0.25
 
 
+STOPPED_IN_THE_LAST_COMMIT = """
+import os, pathlib, signal, subprocess, sys, time
+out = pathlib.Path(os.environ["FAILOVER_CHECKPOINT_DIR"])
+code = "import os, sys, time; time.sleep(0.4); os.kill(int(sys.argv[1]), 15)"
+quiet = subprocess.DEVNULL
+print("step 10", flush=True)
+draft = out / ".step-10"
+draft.mkdir()
+(draft / "bulk.bin").write_bytes(os.urandom(400 << 20))
+subprocess.Popen([sys.executable, "-c", code, str(os.getppid())], stdout=quiet, stderr=quiet, start_new_session=True)
+draft.rename(out / "step-10")
+print("torch.OutOfMemoryError: CUDA out of memory.", flush=True)
+raise SystemExit(1)
+"""
+
+
+def test_a_request_to_stop_in_the_last_commit_ends_a_command_that_ran_out_of_memory(node_job: Any) -> None:
+    node = node_job.start(1, node_job.script(STOPPED_IN_THE_LAST_COMMIT), steps=30)
+    assert node.wait(60) == 75, node.text()
+    end = node.heartbeat()["end"]
+    assert (end["reason"], end["cause"]) == ("signal SIGTERM", "stopped")
+    assert "FAILOVER_BATCH_SCALE=" not in node.log(), "nothing is started again"
+    assert node_job.steps_committed() == [10]
+
+
 def test_a_command_that_never_fits_fails_by_that_name(node_job: Any) -> None:
     node = node_job.start(1, [*node_job.script(MEMORY), "0"], steps=30, oom_retries=1)
     assert node.wait(40) == 1

@@ -72,3 +72,35 @@ def test_one_that_is_not_called_ends_itself_and_the_controller_may_call_too(node
     assert called.wait() == 0
     assert called.heartbeat()["restored_step"] == 20
     assert node_job.done()["final_step"] == 40
+
+
+def test_a_node_that_is_killed_after_its_call_goes_on_without_a_second_trial(node_job: Any) -> None:
+    away = node_job.start(1, node_job.trainer(steps=400, pause=0.02), steps=400)
+    away.until_committed(10)
+    home = node_job.start(2, node_job.trainer(steps=400, pause=0.02), steps=400, standby=STANDBY)
+    until_ready(home)
+    hint(node_job, 1, kind="going home", cause="home")
+    assert away.wait() == 75
+    last = away.heartbeat()["last_commit"]["step"]
+    home.until(lambda: home.heartbeat().get("first_step_at"))
+    began = home.heartbeat()["first_step_at"]
+    home.kill_machine()
+    again = node_job.start(2, node_job.trainer(steps=400, pause=0.005), steps=400, standby=STANDBY)
+    assert again.wait() == 0, again.text()
+    assert again.log().count("trying the command out") == 1, "it does not stand by while nobody trains"
+    assert again.heartbeat()["first_step_at"] == began, "the placement has begun once"
+    assert again.heartbeat()["restored_step"] >= last
+    assert node_job.restored_state()["step"] == 400
+
+
+def test_one_that_stands_by_goes_when_the_job_completes_where_it_trained(node_job: Any) -> None:
+    """Also where no controller is left that would release it."""
+    away = node_job.start(1, node_job.trainer(steps=400, pause=0.03), steps=400)
+    away.until_committed(10)
+    home = node_job.start(2, node_job.trainer(steps=400), steps=400, standby=STANDBY)
+    until_ready(home)
+    assert away.wait() == 0
+    assert home.wait(15) == 75
+    assert home.heartbeat()["end"]["reason"] == "the job has ended meanwhile"
+    assert node_job.done()["epoch"] == 1
+    assert epochs.newest_epoch(node_job.store) == 1

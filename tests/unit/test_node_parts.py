@@ -40,6 +40,10 @@ def test_progress_prefers_the_status_file_then_the_output_then_the_commit(tmp_pa
     status.write_text('{"step": 43}')
     assert progress.poll() is False
     assert (progress.step(), progress.furthest()) == (43, 43)
+    for nonsense in ('{"step": Infinity}', '{"step": 44, "save_s": 1%s}' % ("0" * 400), '[{"step": 44}]', '"44"'):
+        status.write_text(nonsense)
+        assert progress.poll() is False
+    assert progress.step() == 43, "a wrong figure ends no training"
 
 
 def test_the_first_step_on_the_output_is_told_once(tmp_path):
