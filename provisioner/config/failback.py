@@ -55,7 +55,7 @@ class FailbackConfig(Section):
         """``true`` and ``auto`` stand for the defaults, ``false`` and ``never`` for staying away."""
         if isinstance(value, bool):
             value = "auto" if value else "never"
-        if isinstance(value, int | float | list):
+        if value is None or isinstance(value, int | float | list):
             raise mistake("this is neither a word nor a section", "write auto, ask or never, or its keys below it")
         return {"mode": value} if isinstance(value, str) else value
 

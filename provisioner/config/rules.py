@@ -111,6 +111,9 @@ def _patience(config: Config) -> Iterator[Finding]:
     if policy.lost_after < 3 * policy.heartbeat:
         message = f"{duration_text(policy.lost_after)} is less than three heartbeats"
         yield ("policy", "lost_after"), message, f"write at least {duration_text(3 * policy.heartbeat)}"
+    if policy.hung_after is not None and policy.hung_after < 3 * policy.heartbeat:
+        message = f"{duration_text(policy.hung_after)} is less than three heartbeats, and most steps take longer"
+        yield ("policy", "hung_after"), message, f"write at least {duration_text(3 * policy.heartbeat)}, or auto"
     if policy.ttl <= policy.boot_timeout:
         message = f"a machine would end after {duration_text(policy.ttl)}, before it must have started"
         yield ("policy", "ttl"), message, f"write more than boot_timeout, {duration_text(policy.boot_timeout)}"
