@@ -22,8 +22,9 @@ def print_report(report: Mapping[str, Any]) -> None:
     """Print the report on stdout."""
     rows: list[Sequence[object]] = []
     for placement in report["placements"]:
-        rows += [_attempt_row(placement["epoch"], attempt) for attempt in placement["attempts"]]
-        rows.append(_placement_row(placement))
+        timed = [(attempt["at"], _attempt_row(placement["epoch"], attempt)) for attempt in placement["attempts"]]
+        timed.append((placement["claimed_at"], _placement_row(placement)))
+        rows += [row for _, row in sorted(timed, key=lambda one: one[0])]  # home may be tried while a machine trains
     rows += [_attempt_row("", attempt) for attempt in report["refused"]]
     print_table(
         ["epoch", "from", "where", "market", "price/h", "machine for", "steps", "outcome"], rows, width=_width()

@@ -187,7 +187,8 @@ def run_controller(config: Path, environ: Mapping[str, str], say: Callable[[str]
     )
     assert process.stdout is not None  # noqa: S101 - asked for above
     assert process.stderr is not None  # noqa: S101
-    words = threading.Thread(target=_relay, args=(process.stderr, say), daemon=True)
+    left = threading.Event()
+    words = threading.Thread(target=_relay, args=(process.stderr, say, left), daemon=True)
     words.start()
     alarm = threading.Timer(CONTROLLER_DEADLINE_S, process.kill)
     alarm.start()
@@ -197,6 +198,7 @@ def run_controller(config: Path, environ: Mapping[str, str], say: Callable[[str]
     finally:
         alarm.cancel()
         if process.poll() is None:
+            left.set()  # it would say that the job goes on, but its cloud ends with the drill
             process.send_signal(signal.SIGTERM)
             process.wait(10)
     words.join(5)
@@ -213,9 +215,11 @@ def run_controller(config: Path, environ: Mapping[str, str], say: Callable[[str]
     return report
 
 
-def _relay(stream: Any, say: Callable[[str], None]) -> None:
+def _relay(stream: Any, say: Callable[[str], None], left: threading.Event) -> None:
+    """Hand on what the controller says until ``left`` is set."""
     for line in stream:
-        say(line.rstrip("\n"))
+        if not left.is_set():
+            say(line.rstrip("\n"))
 
 
 class _Reference:
