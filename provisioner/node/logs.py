@@ -139,9 +139,11 @@ class Log:
         while not self._closing.wait(self._every_s):
             self._upload()
         self._upload()
-        if self._local is not None:
-            with contextlib.suppress(OSError):
-                self._local.close()
+        with self._lock:  # a line that comes later, a hint read by the last heartbeat, opens it again
+            if self._local is not None:
+                with contextlib.suppress(OSError):
+                    self._local.close()
+                self._local = None
 
     def _upload(self) -> None:
         while (part := self._next_part()) is not None:

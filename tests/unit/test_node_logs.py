@@ -151,3 +151,15 @@ def test_memory_is_bounded_while_the_store_is_away_however_short_the_lines(tmp_p
     log.stop()
     log.finish(5)
     assert held < 1.5 * logs.BUFFER_BYTES
+
+
+def test_a_line_that_comes_after_the_end_hurts_nobody(tmp_path: Path):
+    """A hint read along with the last heartbeat is told when the log has ended: that heartbeat must still be written."""
+    log = Log(tmp_path / "log.txt", open_store("memory://"), 1)
+    log.start()
+    log.say("completed")
+    log.finish(5)
+    log.say("the controller gives notice: going home")
+    assert (tmp_path / "log.txt").read_text().splitlines() == [
+        "[failover] completed", "[failover] the controller gives notice: going home",
+    ]  # fmt: skip
