@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,7 @@ def test_everything_sold_out_is_exit_code_3_and_names_every_place(tmp_path: Path
     )
     assert done.returncode == 3, done.stderr
     report = json.loads(done.stdout)
+    assert "rehearsing an outage on this machine" in done.stderr.splitlines()[0]
     assert report["result"] == "no_offer"
     assert {attempt["failure"] for attempt in report["refused"]} == {"no_capacity"}
     assert report["leaked"] == []
@@ -196,6 +198,36 @@ def test_autodl_and_aws_have_nothing_google_cloud_says_yes_then_no_and_zone_b_fi
     assert report["final_step"] == 100
     assert report["model_identical"] is True
     assert report["leaked"] == []
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_an_interrupted_drill_leaves_nothing_and_promises_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "provisioner.cli",
+            "drill",
+            "--provider",
+            "stand-in",
+            "--directory",
+            str(tmp_path / "d"),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "first heartbeat" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (out, said.split()[-1:]) == ("", ["interrupted"])
+    assert "goes on" not in said
     assert processes_of(tmp_path) == []
 
 

@@ -7,7 +7,6 @@ from decimal import Decimal
 
 import pytest
 
-from provisioner.cli import main
 from provisioner.cli.output import print_table
 from provisioner.cli.report import print_drill
 from provisioner.controller.records import Begun, Claimed, Finished, Placement, Released, Watched
@@ -52,12 +51,3 @@ def test_other_tables_on_a_pipe_keep_a_line_for_each_row(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert "x" * 250 in lines[2]
-
-
-def test_a_drill_says_first_that_it_rehearses_and_costs_nothing(capsys, tmp_path):
-    scenario = tmp_path / "scenario.yaml"
-    scenario.write_text("nonsense: [", "utf-8")
-    assert main(["drill", str(scenario)]) == 2
-    first = capsys.readouterr().err.splitlines()[0]
-    assert "rehearsing an outage on this machine" in first
-    assert "nothing costs money" in first

@@ -122,6 +122,9 @@ def test_the_controller_tells_each_copy_and_a_replica_that_breaks_once():
         stores=lambda: STORES,
         events=SimpleNamespace(emit=lambda kind, **fields: told.append((kind, fields))),
         forget_start=lambda _epoch, _token: None,
+        launcher=SimpleNamespace(store=None),
+        config=SimpleNamespace(policy=SimpleNamespace(poll=10.0, heartbeat=5.0)),
+        now=lambda: 0.0,
     )
     where = offer("aws", "us-east-1")
     node = Node("i-1", where, JOB, 1, "token", claimed_at=0.0)
