@@ -51,3 +51,12 @@ def test_other_tables_on_a_pipe_keep_a_line_for_each_row(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert "x" * 250 in lines[2]
+
+
+def test_home_tried_while_a_machine_trains_stands_below_that_machine(capsys):
+    made = report()
+    attempts = made["placements"][0]["attempts"]
+    attempts.append({**attempts[0], "at": 60.0, "cloud": "autodl", "zone": "", "region": "westDC3"})
+    print_drill(made)
+    text = capsys.readouterr().out
+    assert text.index("(InsufficientInstanceCapacity)") < text.index("lost") < text.index("autodl")
