@@ -69,6 +69,7 @@ def test_a_job_loses_autodl_finds_zone_a_sold_out_and_finishes_in_zone_b(tmp_pat
     done = drill("--json", "--directory", str(tmp_path / "drill"))
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)  # stdout is the report and nothing else
+    assert "nothing costs money" in done.stderr.splitlines()[0]
     assert_the_story(report)
     assert processes_of(tmp_path) == []
     state = json.loads((tmp_path / "drill/state/jobs/digits/report.json").read_text())
