@@ -75,6 +75,7 @@ class Log:
         self._number: int | None = None
         self._part: bytes | None = None
         """Compressed, and not in the store yet. It stays as it is: a try whose answer was lost may have stored it."""
+        self._ended = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
 
@@ -120,6 +121,14 @@ class Log:
                 self._buffered -= len(self._buffer.popleft()) + LINE_COST
                 self._dropped += 1
             self._write_local(line)
+            if self._ended:  # a late one: a hint that was read by the last heartbeat
+                self._close()
+
+    def _close(self) -> None:
+        if self._local is not None:
+            with contextlib.suppress(OSError):
+                self._local.close()
+        self._local = None
 
     def _write_local(self, line: bytes) -> None:
         try:
@@ -139,11 +148,9 @@ class Log:
         while not self._closing.wait(self._every_s):
             self._upload()
         self._upload()
-        with self._lock:  # a line that comes later, a hint read by the last heartbeat, opens it again
-            if self._local is not None:
-                with contextlib.suppress(OSError):
-                    self._local.close()
-                self._local = None
+        with self._lock:
+            self._ended = True
+            self._close()
 
     def _upload(self) -> None:
         while (part := self._next_part()) is not None:
