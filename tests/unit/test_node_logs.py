@@ -154,7 +154,7 @@ def test_memory_is_bounded_while_the_store_is_away_however_short_the_lines(tmp_p
 
 
 def test_a_line_that_comes_after_the_end_hurts_nobody(tmp_path: Path):
-    """A hint that is read by the last heartbeat is told when the log has ended; that heartbeat must still be written."""
+    """A hint read by the last heartbeat is told when the log has ended: that heartbeat must still be written."""
     log = Log(tmp_path / "log.txt", open_store("memory://"), 1)
     log.start()
     log.say("completed")
