@@ -234,6 +234,8 @@ class World:
         stood = moving.stand_by(
             self, (PlacementView(self, away, begun, past), here), (PlacementView(self, home, begun, past), there)
         )
+        if not stood.ready:
+            self.homeward.spoiled()
         self.events.emit("stood_by", epoch=there.epoch, node=there.id, ready=stood.ready, reason=stood.reason)
         return stood
 
@@ -246,8 +248,10 @@ class World:
         view = PlacementView(self, replace(claimed, beside=(*claimed.beside, home)), begun, past)
         watched = moving.hand_over(self, view, here, there)
         if watched.ending is Ending.HOMEWARD:
+            self.homeward.spoiled()
             self.events.emit("stood_by", epoch=there.epoch, node=there.id, ready=False, reason=watched.reason)
             return watched
+        self.homeward.arrived()
         return self._concluded(here, watched, view)
 
     def free_at_home(self, begun: Begun, past: tuple[Placement, ...]) -> list[Choice]:

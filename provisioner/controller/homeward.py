@@ -12,6 +12,7 @@ from provisioner.errors import CloudError
 from provisioner.model import Offer
 
 DAY_S = 86400.0
+MOST_DOUBLINGS = 4
 JITTER = 0.2
 """By what share the pauses between two questions are longer or shorter: many controllers must not ask in step."""
 
@@ -57,6 +58,15 @@ class Homeward:
         self._tried_at = float("-inf")
         self._since: float | None = None
         self._told = False
+        self._spoiled = 0
+
+    def spoiled(self) -> None:
+        """Take note that a machine at home was paid for and of no use: each time the next try waits twice as long."""
+        self._spoiled += 1
+
+    def arrived(self) -> None:
+        """Take note that a machine at home took over."""
+        self._spoiled = 0
 
     def why(self, house: House, moves: Sequence[float]) -> str:
         """Return why to go home now, or nothing. ``moves``: when the job went home before, Unix seconds.
@@ -71,7 +81,7 @@ class Homeward:
         self._asked_at = now
         self._pause = policy.every * (1.0 - JITTER + 2.0 * JITTER * self._jitter())
         words = self._calls(house, now)
-        if not words or now - self._tried_at < policy.again:
+        if not words or now - self._tried_at < policy.again * 2.0 ** min(self._spoiled, MOST_DOUBLINGS):
             return ""
         if policy.mode == "ask":
             if not self._told:
@@ -99,13 +109,12 @@ class Homeward:
             self._since, self._told = None, False
             return ""
         known = [offer for offer in offers if offer.available is not None]
-        if known:
-            self._since = now if self._since is None else self._since
-            if now - self._since < self._policy.after:
-                return ""
+        self._since = now if self._since is None else self._since
+        if now - self._since < self._policy.after:
+            return ""
         best = (known or offers)[0]
         pays = house.pays(best)
         if not pays:
             return ""
-        stock = f"{best.available} free for {now - (self._since or now):.0f} s" if known else "stock unknown"
+        stock = f"{best.available} free for {now - self._since:.0f} s" if known else "stock unknown"
         return f"{best.key} ({stock}): {pays}"

@@ -245,6 +245,8 @@ class Supervisor:
         problem = try_out(child, progress, self.mail, standby.trial_s)
         if (stop := self.mail.first_stop()) is not None:
             return self._finish(Verdict(Result.STOPPED, stop.reason, stop.cause))
+        if problem and machine.tells_of_gpu_memory(self.log.last) and self.retries < self.boot.oom_retries:
+            return self._with_less(Verdict(Result.STOPPED, problem, Cause.GPU_OUT_OF_MEMORY))
         if problem:
             return self._finish(Verdict(Result.STOPPED, f"the trial failed: {problem}", Cause.MACHINE))
         self._phase = "standby"

@@ -104,3 +104,25 @@ def test_one_that_stands_by_goes_when_the_job_completes_where_it_trained(node_jo
     assert home.heartbeat()["end"]["reason"] == "the job has ended meanwhile"
     assert node_job.done()["epoch"] == 1
     assert epochs.newest_epoch(node_job.store) == 1
+
+
+SMALL_CARD = """
+import os, pathlib, signal, sys, time
+scale = float(os.environ["FAILOVER_BATCH_SCALE"])
+if scale > 0.5:
+    sys.exit("torch.OutOfMemoryError: CUDA out of memory.")
+print("step 1 of a trial" if os.environ["FAILOVER_TRIAL"] == "1" else "step 1", scale, flush=True)
+time.sleep(0.5)
+"""
+
+
+def test_a_trial_that_runs_out_of_the_cards_memory_is_tried_with_half_the_batch_and_so_is_the_job(
+    node_job: Any,
+) -> None:
+    node = node_job.start(2, node_job.script(SMALL_CARD), steps=1, standby=STANDBY)
+    until_ready(node)
+    node_job.store.put(layout.call(2), b"{}")
+    assert node.wait(40) == 0, node.text()
+    log = node_job.store_log(2)
+    assert "step 1 of a trial 0.5" in log
+    assert "step 1 0.5" in log

@@ -78,8 +78,24 @@ def test_a_try_that_comes_to_nothing_is_made_again_after_the_pause_and_the_hold(
     assert moves(House(), 1, after=60.0, again=1200.0) == [60.0, 1260.0, 2460.0]
 
 
+def test_a_machine_at_home_that_was_of_no_use_makes_the_next_try_wait_twice_as_long_until_one_takes_over() -> None:
+    house = House()
+    homeward = Homeward(
+        FailbackConfig(after=0.0, again=100.0, every=10.0), now=lambda: house.now, minute=lambda: 0, jitter=lambda: 0.5
+    )
+    tries = []
+    while house.now < 2000.0:
+        if homeward.why(house, []):
+            tries.append(house.now)
+            homeward.spoiled()
+        house.now += 10.0
+    assert tries == [0.0, 200.0, 600.0, 1400.0]
+    homeward.arrived()
+    assert homeward.why(house, [])
+
+
 def test_pro_tells_no_stock_so_it_is_tried_now_and_then() -> None:
-    assert moves(House(card=UNKNOWN), 1, again=900.0) == [0.0, 900.0, 1800.0, 2700.0]
+    assert moves(House(card=UNKNOWN), 1, again=900.0) == [600.0, 1500.0, 2400.0, 3300.0]
 
 
 def test_the_primary_is_asked_about_once_a_minute_and_its_silence_is_no_card() -> None:
