@@ -17,19 +17,15 @@ from provisioner.config.document import MAX_BYTES, Unreadable, dotted, read
 from provisioner.config.explain import explain
 from provisioner.config.failback import FailbackConfig
 from provisioner.config.mistakes import ConfigMistakes, Mistake
-from provisioner.config.models import (
+from provisioner.config.models import Config, EstimateConfig, JobConfig, PolicyConfig, ResourcesConfig
+from provisioner.config.places import (
     AutodlConfig,
     AwsConfig,
-    Config,
-    EstimateConfig,
     FallbackConfig,
     GcpConfig,
-    JobConfig,
     LocalConfig,
-    PolicyConfig,
     PrepaidConfig,
     PrimaryConfig,
-    ResourcesConfig,
 )
 from provisioner.config.rules import findings
 

@@ -15,19 +15,21 @@ from provisioner.config.checkpoint import CheckpointConfig, KeepBestConfig, Stor
 from provisioner.config.data import DataConfig
 from provisioner.config.failback import FailbackConfig
 from provisioner.config.models import (
-    AutodlConfig,
-    AwsConfig,
     Config,
     EstimateConfig,
-    FallbackConfig,
-    GcpConfig,
     ImageLoginConfig,
     JobConfig,
-    LocalConfig,
     PolicyConfig,
+    ResourcesConfig,
+)
+from provisioner.config.places import (
+    AutodlConfig,
+    AwsConfig,
+    FallbackConfig,
+    GcpConfig,
+    LocalConfig,
     PrepaidConfig,
     PrimaryConfig,
-    ResourcesConfig,
 )
 
 _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (

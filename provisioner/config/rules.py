@@ -9,8 +9,9 @@ from pathlib import Path
 from provisioner import catalog
 from provisioner.config.data import data_findings
 from provisioner.config.mistakes import Loc
-from provisioner.config.models import AutodlConfig, AwsConfig, Config, GcpConfig
+from provisioner.config.models import Config
 from provisioner.config.names import is_loopback
+from provisioner.config.places import AutodlConfig, AwsConfig, GcpConfig
 from provisioner.config.stores import Finding, Machines, store_findings
 from provisioner.config.values import duration_text, short
 
