@@ -80,7 +80,7 @@ def _nvml() -> str:
         pynvml.nvmlInit()
         version = pynvml.nvmlSystemGetDriverVersion()
         pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError, AttributeError):  # no driver, or a library that cannot tell
         return ""
     text = version.decode() if isinstance(version, bytes) else str(version)
     return text if re.fullmatch(r"\d+(\.\d+)+", text) else ""

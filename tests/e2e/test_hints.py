@@ -39,13 +39,14 @@ def newest(place: Place) -> int:
     return max((int(path.name[:12]) for path in place.folder.glob("store/small/checkpoints/*.json")), default=0)
 
 
+@pytest.mark.slow
 def test_before_the_deadline_the_last_step_is_saved(place: Place) -> None:
-    config = place.config(steps=900, pace=0.1, policy={"deadline": "30s"})
+    config = place.config(steps=900, pace=0.1, policy={"deadline": "60s"})  # told a tenth of that before
     code, out, err = place.call("run", str(config), "--json")
     report = json.loads(out)
     assert (code, report["result"]) == (4, "limit_reached"), err
-    assert "deadline of 30 s is near" in report["reason"]
-    assert "the node is told: the job's deadline: deadline of 30 s" in err
+    assert "deadline of 60 s is near" in report["reason"]
+    assert "the node is told: the job's deadline: deadline of 60 s" in err
     assert newest(place) >= report["final_step"] > 100, "the trainer counts a step from its begin"
     assert len(report["placements"]) == 1
     assert place.nodes() == []

@@ -87,6 +87,7 @@ NVML = """
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, nvmlEventTypeXidCriticalError = 1, 0, 8
     def nvmlInit(): pass
     def nvmlShutdown(): pass
+    def nvmlSystemGetDriverVersion(): return "580.65.06"
     def nvmlDeviceGetCount(): return 1
     def nvmlDeviceGetHandleByIndex(index): return index
     def nvmlEventSetCreate(): return None

@@ -115,7 +115,8 @@ def test_what_a_killed_one_has_brought_is_not_fetched_twice(node_job, slow_line)
     had = here() / MIB
     node = node_job.start(2, LOOK, store={**store, "endpoint": server.endpoint})
     assert node.wait() == 0, node.text()
-    assert 0 < fetched_mib(node) <= 48 - had + 2, f"{had:.0f} MiB were here"
+    on_its_way = 8  # a blob of a MiB on each connection: what is not whole when it is killed comes again
+    assert 0 < fetched_mib(node) <= 48 - had + on_its_way, f"{had:.0f} MiB were here"
     assert not (runs / "prefetched").exists()
 
 
