@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 import sys
 from typing import Any
 
@@ -38,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if name.startswith(_FOREIGN) and name not in _KEPT:
             del os.environ[name]
     os.environ.update(_OURS)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; our children would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # The node's wheels are fetched once for all tests; everything else has a home of its own.
     os.environ["FAILOVER_CACHE_DIR"] = str(config.rootpath / ".pytest_cache" / "runtime")
     sys.addaudithook(_stay_on_this_machine)
