@@ -40,6 +40,8 @@ class Arrival:
         """Bring nothing yet."""
         self.distrust: set[str] = set()
         """Keys of data that turned out to be damaged: the next save writes them anew."""
+        self.progress: dict[str, int] | None = None
+        """How many bytes of the checkpoint are here, and of how many; None before the first."""
         self._store = store
         self._stores = stores
         self._rooms = rooms
@@ -95,7 +97,11 @@ class Arrival:
             report=self._say,
             cancel=self._cancel,
             distrust=self.distrust,
+            progress=self._on_bytes,
         )
+
+    def _on_bytes(self, done: int, total: int) -> None:
+        self.progress = {"bytes": done, "of": total}
 
     def _say(self, line: str) -> None:
         self._note("line", line)

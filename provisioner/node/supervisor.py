@@ -348,6 +348,7 @@ class Supervisor:
             "save_every_s": round(self._advice.every_s, 1),
             "step": self.progress.step(),
             "restored_step": self.progress.restored_step,
+            "restore": self._arrival.progress,
             "data": self._data.progress(),
             "first_step_at": self.progress.first_step_at,
             "last_commit": {

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from provisioner.checkpoint import layout
 from provisioner.checkpoint.save import Saver
 from provisioner.checkpoint.store import Store
 from tests import servers
@@ -138,3 +139,18 @@ def test_what_goes_wrong_is_one_line_and_no_failure(node_job, boot, line):
         return
     assert process.communicate(timeout=60)[1] == f"failover: nothing more is fetched before the image is here: {line}\n"
     assert process.returncode == 0
+
+
+def test_the_heartbeat_tells_how_far_the_restore_is(node_job, slow_line):
+    server, endpoint = slow_line
+    committed(node_job, server.store("jobs").at(node_job.ref.name), mib=48)
+    store = {"uri": server.uri("jobs"), "region": servers.REGION, "credentials": server.credentials.as_json()}
+    node = node_job.start(2, LOOK, store={**store, "endpoint": endpoint})
+    jobs = server.store("jobs").at(node_job.ref.name)
+
+    def on_the_way():
+        restore = json.loads(jobs.get(layout.heartbeat(2)) or b"{}").get("restore")
+        return restore and 0 < restore["bytes"] < restore["of"] and restore["of"] >= 48 * MIB
+
+    node.until(on_the_way, 60)
+    assert node.wait() == 0, node.text()
