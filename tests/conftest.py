@@ -41,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(_OURS)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; our children would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # moto reads it when it is imported, which may be by a test that knows nothing of our sandbox.
+    os.environ["MOTO_AMIS_PATH"] = str(config.rootpath / "provisioner" / "sandbox" / "images.json")
     # The node's wheels are fetched once for all tests; everything else has a home of its own.
     os.environ["FAILOVER_CACHE_DIR"] = str(config.rootpath / ".pytest_cache" / "runtime")
     sys.addaudithook(_stay_on_this_machine)
