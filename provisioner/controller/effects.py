@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from provisioner import planner
@@ -151,7 +151,7 @@ class World:
             self.take_down.wait(max(0.0, min(PRIMARY_AGAIN_S, until - self.now())))
         while True:
             offers, problems = self._offers(["autodl"])
-            free = tuple(offer for offer in offers if offer.available is None or offer.available >= offer.gpu.count)
+            free = _free(offers)
             stop = self.why_stop(begun, past)
             refused = any(problem.kind is FailureKind.UNAUTHORIZED for problem in problems)
             late = self.now() >= until
@@ -265,7 +265,7 @@ class World:
         self, begun: Begun, past: tuple[Placement, ...]
     ) -> tuple[list[Choice], planner.FailureMemory | None, planner.Standing, list[Failure]]:
         offers, problems = self._offers(["autodl"])
-        free = tuple(offer for offer in offers if offer.available is None or offer.available >= offer.gpu.count)
+        free = _free(offers)
         memory, at = self.refusals.memory(["autodl"], begun.at), standing(self.config, begun, past, self.now())
         asked = Asked(free, self.now(), tuple(problems), memory=memory, standing=at)
         return self.rank(asked, (), None), memory, at, problems
@@ -471,6 +471,11 @@ class World:
                 self.events.emit("prepared", cloud=name, region=region)
             except CloudError as error:
                 self.events.emit("prepare_failed", cloud=name, region=region, problem=str(error))
+
+
+def _free(offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    """Leave out what is sold out. Where a cloud shows no stock, only a claim can tell."""
+    return tuple(offer for offer in offers if offer.available is None or offer.available >= offer.gpu.count)
 
 
 def price_words(choice: Choice) -> str:

@@ -27,6 +27,16 @@ def drill(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.
     )
 
 
+def played(scenario: str, folder: Path, *, exit_code: int = 0) -> dict[str, Any]:
+    """Play a scenario with the stand-in provider and return its report."""
+    path = f"examples/drills/{scenario}.yaml"
+    done = drill(path, "--json", "--provider", "stand-in", "--directory", str(folder))
+    assert done.returncode == exit_code, done.stderr
+    assert "rehearsing an outage on this machine" in done.stderr.splitlines()[0]
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
 def processes_of(folder: Path) -> list[str]:
     """List the command lines of processes that belong to a drill in ``folder``."""
     found = []
@@ -78,12 +88,7 @@ def test_a_job_loses_autodl_finds_zone_a_sold_out_and_finishes_in_zone_b(tmp_pat
 
 @pytest.mark.slow
 def test_everything_sold_out_is_exit_code_3_and_names_every_place(tmp_path: Path) -> None:
-    done = drill(
-        "examples/drills/sold-out.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")
-    )
-    assert done.returncode == 3, done.stderr
-    report = json.loads(done.stdout)
-    assert "rehearsing an outage on this machine" in done.stderr.splitlines()[0]
+    report = played("sold-out", tmp_path / "d", exit_code=3)
     assert report["result"] == "no_offer"
     assert {attempt["failure"] for attempt in report["refused"]} == {"no_capacity"}
     assert report["leaked"] == []
@@ -94,11 +99,7 @@ def test_everything_sold_out_is_exit_code_3_and_names_every_place(tmp_path: Path
 def test_a_spot_notice_costs_no_step_and_the_last_commit_comes_before_the_deadline(
     tmp_path: Path, scenario: str, cloud: str
 ) -> None:
-    done = drill(
-        f"examples/drills/{scenario}.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = played(scenario, tmp_path / "d")
     assert report["result"] == "completed"
     first, second = report["placements"]
     assert first["cloud"] == second["cloud"] == cloud
@@ -113,11 +114,7 @@ def test_a_spot_notice_costs_no_step_and_the_last_commit_comes_before_the_deadli
 
 @pytest.mark.slow
 def test_a_machine_that_goes_without_a_word_costs_one_interval_at_most(tmp_path: Path) -> None:
-    done = drill(
-        "examples/drills/no-notice.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = played("no-notice", tmp_path / "d")
     first, second = report["placements"]
     assert (first["ended"], first["last_step"] >= 47) == ("lost", True)
     assert second["restored_step"] == 40 or second["restored_step"] == 50
@@ -129,11 +126,7 @@ def test_a_machine_that_goes_without_a_word_costs_one_interval_at_most(tmp_path:
 
 @pytest.mark.slow
 def test_a_machine_that_is_promised_and_dies_before_it_runs_is_a_refusal(tmp_path: Path) -> None:
-    done = drill(
-        "examples/drills/dies-at-boot.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = played("dies-at-boot", tmp_path / "d")
     (placement,) = report["placements"]
     assert placement["ended"] == "completed"
     refused = [attempt["code"] for attempt in placement["attempts"] if attempt["cloud"] == "aws"]
@@ -143,11 +136,7 @@ def test_a_machine_that_is_promised_and_dies_before_it_runs_is_a_refusal(tmp_pat
 
 @pytest.mark.slow
 def test_a_job_comes_home_without_losing_a_step_and_says_what_the_way_cost(tmp_path: Path) -> None:
-    done = drill(
-        "examples/drills/come-home.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = played("come-home", tmp_path / "d")
     assert report["result"] == "completed"
     placements = report["placements"]
     assert [(one["cloud"], one["ended"], one["cause"]) for one in placements] == [
@@ -167,11 +156,7 @@ def test_a_job_comes_home_without_losing_a_step_and_says_what_the_way_cost(tmp_p
 
 @pytest.mark.slow
 def test_autodl_and_aws_have_nothing_google_cloud_says_yes_then_no_and_zone_b_finishes(tmp_path: Path) -> None:
-    done = drill(
-        "examples/drills/cross-cloud.yaml", "--json", "--provider", "stand-in", "--directory", str(tmp_path / "d")
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = played("cross-cloud", tmp_path / "d")
     assert report["result"] == "completed"
     (placement,) = report["placements"]
     assert (placement["cloud"], placement["zone"], placement["ended"]) == ("gcp", "us-central1-b", "completed")
