@@ -21,6 +21,8 @@ AGING: Final = 0.6
 YOUTH_H: Final = 0.25
 """The rate goes with ``(age + YOUTH_H) ** -AGING``, age in hours. Both were fitted on one half of the traces, and are
 the best on the other half too."""
+STEADY: Final = 0.01
+"""Losses an hour of a machine that no cloud takes back: hosts break, and a balance runs out. A judgement."""
 WARNED: Final = 10.0
 """How much likelier a loss is after a rebalance recommendation. A judgement: AWS publishes no figure."""
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from provisioner.hazard import Seen
+from provisioner.hazard import STEADY, Seen
 from provisioner.node.interval import MOST_S, interval_s
 
 FIRST_COST_S = 5.0
@@ -23,7 +23,7 @@ class Advice:
     """Thread-safe, and never raises: without it the command trains on.
 
     ``every_s`` is the user's own interval in seconds, None: it is reckoned from what a save costs and from ``pool``,
-    what was seen of the pool of this spot machine. A machine without a pool is taken to stay.
+    what was seen of the pool of this spot machine. A machine without a pool is lost rarely.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Advice:
 
     def _reckon(self) -> None:
         with self._lock:
-            if not self._fixed and self._pool is not None:
+            if not self._fixed:
                 age_h = (self._monotonic() - self._born) / 3600.0
-                cost_s = FIRST_COST_S if self._cost_s is None else self._cost_s
-                self._every_s = interval_s(cost_s, self._pool.rate_at(age_h, warned=self._warned))
+                rate = STEADY if self._pool is None else self._pool.rate_at(age_h, warned=self._warned)
+                self._every_s = interval_s(FIRST_COST_S if self._cost_s is None else self._cost_s, rate)
             draft = self._path.with_suffix(".new")
             with contextlib.suppress(OSError):
                 draft.write_text(json.dumps({"save_every_s": round(self._every_s, 1), "stop": self._stop}), "ascii")
