@@ -156,21 +156,29 @@ wait_for() { # PROCESS: pass SIGTERM on, wait for its real end and set CODE
   trap - TERM INT
 }
 
-last_word() { # REASON: what the node would write, where none can run. It replaces nothing that is there.
+last_word() { # REASON [CAUSE]: what the node would write, where none can run. It replaces nothing that is there.
   local plain
   if [ -z "$(said end-url)" ]; then return; fi
   plain=$(printf %s "$1" | tr '"\\\n' "'' " | tr -cd '[:print:]' | cut -c 1-500)
-  printf '{"phase": "ended", "time": %s, "end": {"reason": "%s", "exit_code": 75}}' "$(date +%s)" "$plain" \
-    >"$FAILOVER_RUN/end.json"
+  printf '{"phase": "ended", "time": %s, "end": {"reason": "%s", "exit_code": 75, "cause": "%s"}}' \
+    "$(date +%s)" "$plain" "${2:-machine}" >"$FAILOVER_RUN/end.json"
   transfer "$(said end-url)" "$FAILOVER_RUN/end.json" 'If-None-Match: *'
   # Some stores know no such condition.
   case $STATUS in 400 | 501) transfer "$(said end-url)" "$FAILOVER_RUN/end.json" 'Accept: */*' ;; esac
 }
 
-give_up() { # REASON: tell the controller why this machine cannot, by the node's own way where it can run
-  say "$1"
-  if node_python; then node --give-up "$1"; else last_word "$1"; fi
+give_up() { # CAUSE REASON: tell the controller why this machine cannot, by the node's own way where it can run
+  say "$2"
+  if node_python; then node --give-up "$2" --cause "$1"; else last_word "$2" "$1"; fi
   finish 75
+}
+
+NO_IMAGE='manifest unknown|not found|no such manifest|does not exist|invalid reference|access (is )?denied|unauthorized'
+NO_IMAGE="$NO_IMAGE|authentication required|no basic auth"
+OLD_DRIVER='unsatisfied condition: (cuda|driver)|driver version is insufficient'
+
+cause() { # WORD PATTERN LINE: what the engine's words mean for the next machine
+  if grep -qEi "$2" <<<"$3"; then echo "$1"; else echo machine; fi
 }
 
 stream() { # URL: to standard output
@@ -320,12 +328,16 @@ in_container() { # IMAGE
   if [ -s "$FAILOVER_RUN/image" ]; then say "the image is here after $(($(date +%s) - begun)) s"; fi
   sed -i '/^login-password /d' "$FAILOVER_RUN/orders" # the training reads this directory, and needs no registry
   line=$(tail -n 1 "$FAILOVER_RUN/docker.txt" 2>/dev/null)
-  if [ "$code" = 124 ]; then give_up "the image $1 was not pulled within $PULL_PATIENCE s"; fi
-  if [ ! -s "$FAILOVER_RUN/image" ]; then give_up "the image $1 cannot be pulled: ${line:-no reason was given}"; fi
+  if [ "$code" = 124 ]; then give_up machine "the image $1 was not pulled within $PULL_PATIENCE s"; fi
+  if [ ! -s "$FAILOVER_RUN/image" ]; then
+    give_up "$(cause no_image "$NO_IMAGE" "$line")" "the image $1 cannot be pulled: ${line:-no reason was given}"
+  fi
   container "$(cat "$FAILOVER_RUN/image")"
   line=$(tail -n 1 "$FAILOVER_RUN/docker.txt")
   case $CODE in
-    125 | 126 | 127) give_up "the container of $1 cannot be started (code $CODE): $line" ;;
+    125 | 126 | 127)
+      give_up "$(cause old_driver "$OLD_DRIVER" "$line")" "the container of $1 cannot be started (code $CODE): $line"
+      ;;
   esac
   finish "$CODE"
 }

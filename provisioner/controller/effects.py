@@ -300,7 +300,7 @@ class World:
             copies=traffic.copies(self.stores(), node.offer, view.heartbeat),
             restored_from=traffic.restored(self.stores(), node.offer, view.heartbeat),
         )
-        if (refused := driver_failure(watched.reason)) is not None:
+        if (refused := driver_failure(watched.cause, watched.reason)) is not None:
             self.refusals.remember(refused, node.offer)
         self.events.emit("ended", epoch=node.epoch, node=node.id, ending=watched.ending, reason=watched.reason)
         return watched

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from provisioner.controller.flow import TAKEN_DOWN
 from provisioner.controller.records import Watched
-from provisioner.controller.start_failures import no_image
+from provisioner.controller.start_failures import NO_IMAGE
 from provisioner.model import Ending, Node, NodeState
 
 LAST_WORD_S = 5.0
@@ -61,7 +61,7 @@ def judge(signs: Signs, patience: Patience) -> tuple[Ending, str] | None:
     end = signs.heartbeat.get("end") if signs.heartbeat else None
     if isinstance(end, dict):
         reason = str(end.get("reason") or "the node stopped")
-        return (Ending.FAILED if no_image(reason) else Ending.STOPPED), reason
+        return (Ending.FAILED if end.get("cause") == NO_IMAGE else Ending.STOPPED), reason
     if signs.state in {NodeState.GONE, NodeState.STOPPED}:
         return _gone(signs)
     return _silent(signs, patience) if signs.stored else None

@@ -20,6 +20,7 @@ from provisioner.node import bootstrap, health, rooms
 from provisioner.node.notices.signals import STOPPING
 from provisioner.node.prefetch import end_with_parent, prefetch
 from provisioner.node.supervisor import START_PATIENCE_S, Supervisor
+from provisioner.node.verdict import Cause
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--directory", type=Path, help="where to work (default: `node` beside the bootstrap file)")
     parser.add_argument(
         "--give-up", metavar="REASON", help="run nothing: only say in the store why this machine cannot"
+    )
+    parser.add_argument(
+        "--cause", type=Cause, default=Cause.MACHINE, help="with --give-up: the cause of the end (default: machine)"
     )
     parser.add_argument(
         "--prefetch", action="store_true", help="run nothing: only bring what the node will ask for; no errors, exit 0"
@@ -57,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in STOPPING:
         signal.signal(number, stop)
     try:
-        code = supervisor.run() if arguments.give_up is None else supervisor.give_up(arguments.give_up)
+        reason = arguments.give_up
+        code = supervisor.run() if reason is None else supervisor.give_up(reason, arguments.cause)
         while supervisor.next is not None:
             supervisor = _supervisor(supervisor.next, root, supervisor)
             code = supervisor.run()

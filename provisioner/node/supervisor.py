@@ -172,12 +172,12 @@ class Supervisor:
         """Run to the end and return the exit code of the node."""
         return self._to_the_end(self._run)
 
-    def give_up(self, reason: str) -> ExitCode:
+    def give_up(self, reason: str, cause: Cause) -> ExitCode:
         """Take the epoch only to say why this machine cannot run the job; return the exit code of the node."""
 
         def say_why() -> ExitCode:
             self._own()
-            return self._finish(Verdict(Result.STOPPED, reason, Cause.MACHINE))
+            return self._finish(Verdict(Result.STOPPED, reason, cause))
 
         return self._to_the_end(say_why)
 
@@ -221,7 +221,7 @@ class Supervisor:
             self._note("done", "this placement has ended before; nothing to do")
             return ExitCode.DONE if before.result == Result.DONE else ExitCode.JOB_FAILED
         if line := driver.mismatch(self._environ):
-            return self._finish(Verdict(Result.STOPPED, line, Cause.MACHINE))
+            return self._finish(Verdict(Result.STOPPED, line, Cause.OLD_DRIVER))
         if isinstance(first := self.heartbeat.before.get("first_step_at"), int | float):
             self.progress.first_step_at = float(first)  # the node was restarted, its placement was not
         self._lookout.start()

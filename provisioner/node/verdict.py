@@ -42,6 +42,10 @@ class Cause(StrEnum):
     """The store did not answer, or refused."""
     MACHINE = "machine"
     """This machine cannot run the job."""
+    OLD_DRIVER = "old_driver"
+    """Its NVIDIA driver is too old for the CUDA that the job brings."""
+    NO_IMAGE = "no_image"
+    """The registry has no such image for us, whatever the machine."""
 
 
 MEMORY = frozenset({Cause.OUT_OF_MEMORY, Cause.GPU_OUT_OF_MEMORY})

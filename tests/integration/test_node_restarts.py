@@ -197,9 +197,9 @@ def test_give_up_tells_the_controller_why(node_job):
     node_job.store.delete([layout.DONE, layout.owner(1), layout.heartbeat(1)])
     done = subprocess.run(
         [sys.executable, "-m", "provisioner.node", "--bootstrap", node_job.root / "machine-1" / "bootstrap.json",
-         "--give-up", "the image x/y:z cannot be pulled"],
+         "--give-up", "the image x/y:z cannot be pulled", "--cause", "no_image"],
         check=False, capture_output=True, cwd=node_job.root,
     )  # fmt: skip
     assert done.returncode == 75
     heartbeat = json.loads(node_job.store.get(layout.heartbeat(1)))
-    assert heartbeat["end"] == {"reason": "the image x/y:z cannot be pulled", "exit_code": 75, "cause": "machine"}
+    assert heartbeat["end"] == {"reason": "the image x/y:z cannot be pulled", "exit_code": 75, "cause": "no_image"}

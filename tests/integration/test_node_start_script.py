@@ -174,6 +174,10 @@ RUN_IT = """
 """
 
 
+NO_SUCH = "echo manifest unknown >&2; exit 1"
+CANNOT_START = "the container of repo/img:tag cannot be started"
+
+
 def test_an_image_is_run_by_docker(machine, node_job):
     machine.shim("docker", DOCKER.format(pull="echo pulled $3", run=RUN_IT))
     machine.say(node_job.trainer(steps=20), steps=20, image="repo/img:tag")
@@ -183,23 +187,32 @@ def test_an_image_is_run_by_docker(machine, node_job):
 
 
 @pytest.mark.parametrize(
-    ("pull", "run", "reason"),
+    ("pull", "run", "reason", "cause"),
     [
-        ("sleep 60", "", "the image repo/img:tag was not pulled within 1 s"),
-        ("echo no such manifest >&2; exit 1", "", "the image repo/img:tag cannot be pulled: no such manifest"),
-        (
-            "true",
-            "echo 'unsatisfied condition: cuda>=13.0' >&2; exit 125",
-            "the container of repo/img:tag cannot be started (code 125): unsatisfied condition: cuda>=13.0",
+        ("sleep 60", "", "the image repo/img:tag was not pulled within 1 s", "machine"),
+        *(
+            (f"echo '{words}' >&2; exit 1", "", f"the image repo/img:tag cannot be pulled: {words}", cause)
+            for words, cause in (
+                ("manifest for r/i:t not found: manifest unknown: manifest unknown", "no_image"),
+                ("pull access denied for r/i, repository does not exist or may require docker login", "no_image"),
+                ("Get https://r/v2/: net/http: TLS handshake timeout", "machine"),
+            )
+        ),
+        *(
+            ("true", f"echo '{words}' >&2; exit {code}", f"{CANNOT_START} (code {code}): {words}", cause)
+            for words, code, cause in (
+                ("unsatisfied condition: cuda>=13.0, please update your driver", 125, "old_driver"),
+                ("exec: bash: executable file not found in $PATH", 127, "machine"),
+            )
         ),
     ],
 )
-def test_r37_an_image_that_does_not_start_is_named_and_the_machine_ends(machine, node_job, pull, run, reason):
+def test_r37_an_image_that_does_not_start_is_named_and_the_machine_ends(machine, node_job, pull, run, reason, cause):
     machine.shim("docker", f'if [ "$1" = image ]; then exit 1; fi\n{DOCKER.format(pull=pull, run=run)}')
     machine.say(node_job.trainer(), image="repo/img:tag")
     assert machine.boot(pull_patience_s=1).wait(60) == 75
     heartbeat = json.loads(node_job.store.get(layout.heartbeat(1)))
-    assert (heartbeat["end"]["reason"], heartbeat["end"]["exit_code"]) == (reason, 75)
+    assert heartbeat["end"] == {"reason": reason, "exit_code": 75, "cause": cause}
     assert machine.shutdowns() == ["-h now"]
 
 
@@ -241,9 +254,19 @@ def test_a_bundle_that_does_not_start_ends_the_machine_with_one_line(machine, no
     machine.say(node_job.trainer(), orders={**orders, "end-url": link})
     assert machine.boot().wait(60) == 75
     told = json.loads(machine.site.given["/heartbeat.json"])
-    assert told["end"] == {"reason": "the node's runtime does not start here: no new thread", "exit_code": 75}
+    reason = "the node's runtime does not start here: no new thread"
+    assert told["end"] == {"reason": reason, "exit_code": 75, "cause": "machine"}
     assert told["end"]["reason"] in machine.console()
     assert machine.shutdowns() == ["-h now"]
+
+
+def test_r37_the_cause_is_told_too_where_no_node_can_run(machine, node_job, tmp_path):
+    machine.shim("docker", f'if [ "$1" = image ]; then exit 1; fi\n{DOCKER.format(pull=NO_SUCH, run="")}')
+    orders = starts_with(machine, tmp_path, "#!/bin/sh\nexit 1\n")
+    machine.say(node_job.trainer(), image="r/i:t", orders={**orders, "end-url": f"{machine.site.url}/heartbeat.json"})
+    assert machine.boot().wait(60) == 75
+    end = json.loads(machine.site.given["/heartbeat.json"])["end"]
+    assert end == {"reason": "the image r/i:t cannot be pulled: manifest unknown", "exit_code": 75, "cause": "no_image"}
 
 
 def test_a_bundle_that_was_tampered_with_is_not_unpacked(machine, node_job, tmp_path):

@@ -96,5 +96,5 @@ def test_a_node_whose_driver_is_too_old_names_both_versions_and_restores_nothing
     end = json.loads(store.get(layout.heartbeat(1)) or b"{}")["end"]
     assert "470.256.02" in end["reason"]
     assert "12.4" in end["reason"]
-    assert driver_failure(end["reason"]) is not None, "the controller knows these words"
+    assert driver_failure(end["cause"], end["reason"]) is not None
     assert "the command runs" not in (tmp_path / "node" / "log.txt").read_text()

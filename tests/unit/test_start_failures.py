@@ -9,52 +9,29 @@ import pytest
 
 from provisioner.controller.failures import KnownFailures
 from provisioner.controller.records import Begun, Claimed
-from provisioner.controller.start_failures import driver_failure, no_image
+from provisioner.controller.start_failures import driver_failure
 from provisioner.controller.watch import Patience, Signs, judge
 from provisioner.model import Ending, Gpu, JobRef, Market, Node, NodeState, Offer
 from provisioner.node import driver
+from provisioner.node.verdict import Cause
 from tests.sweeps import aws, world
 
 OFFER = Offer("aws", "us-east-1", "us-east-1a", "g4dn.xlarge", Gpu("T4", 1, 16), Market.SPOT, None)
 NODE_S_OWN = driver.mismatch({"CUDA_VERSION": "12.4.1"}, ask=lambda: "470.256.02")
 
 
-@pytest.mark.parametrize(
-    ("reason", "of_driver", "final"),
-    [
-        (
-            "the image r/i:t cannot be pulled: manifest for r/i:t not found: manifest unknown: manifest unknown",
-            False,
-            True,
-        ),
-        (
-            "the image r/i cannot be pulled: pull access denied for r/i, repository does not exist or may require",
-            False,
-            True,
-        ),
-        ("the image r/i cannot be pulled: Get https://r/v2/: net/http: TLS handshake timeout", False, False),
-        ("the image r/i:t was not pulled within 600 s", False, False),
-        (
-            "the container of r/i:t cannot be started (code 125): unsatisfied condition: cuda>=13.0, please update",
-            True,
-            False,
-        ),
-        ("the container of r/i:t cannot be started (code 127): exec: bash: executable file not found", False, False),
-        (NODE_S_OWN, True, False),
-        ("notice: spot interruption", False, False),
-    ],
-)
-def test_r37_each_reason_blames_the_right_one(reason, of_driver, final):
-    assert (driver_failure(reason) is not None) is of_driver
-    assert no_image(reason) is final
-    beat = {"end": {"reason": reason, "exit_code": 75}}
+@pytest.mark.parametrize("cause", Cause)
+def test_r37_each_cause_blames_the_right_one_whatever_the_words_are(cause):
+    reason = "the image r/i cannot be pulled: manifest unknown; unsatisfied condition: cuda>=13.0"
+    assert (driver_failure(str(cause), reason) is not None) is (cause is Cause.OLD_DRIVER)
+    beat = {"end": {"reason": reason, "exit_code": 75, "cause": str(cause)}}
     ending = judge(Signs(now=1.0, claimed_at=0.0, heartbeat=beat, heard_at=1.0), Patience(1, 60, 900))
-    assert ending == (Ending.FAILED if final else Ending.STOPPED, reason)
+    assert ending == (Ending.FAILED if cause is Cause.NO_IMAGE else Ending.STOPPED, reason)
 
 
 def test_r37_another_type_is_tried_where_a_driver_was_too_old(tmp_path):
     known = KnownFailures(tmp_path, lambda: 1000.0)
-    refused = driver_failure(NODE_S_OWN)
+    refused = driver_failure("old_driver", NODE_S_OWN)
     assert refused is not None
     assert "470.256.02" in refused.message
     assert "12.4" in refused.message
@@ -88,7 +65,8 @@ class Silent:
 def test_r37_a_run_whose_machine_had_an_old_driver_leaves_the_type_alone(tmp_path):
     made: Any = world({"aws": Silent()}, aws(regions=["us-east-1"]), tmp_path)
     made._adopt = lambda _node: None
-    made.launcher.read_signs = lambda _epoch: (None, {"end": {"reason": NODE_S_OWN, "exit_code": 75}})
+    end = {"reason": NODE_S_OWN, "exit_code": 75, "cause": "old_driver"}
+    made.launcher.read_signs = lambda _epoch: (None, {"end": end})
     node = Node("i-1", OFFER, JobRef("digits", "1a2b3c4d"), 1, "token", time.time())
     claimed = Claimed(OFFER, time.time(), node, None)
     assert made.watch(claimed, node, Begun(time.time(), 1), ()).ending is Ending.STOPPED
