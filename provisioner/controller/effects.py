@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from provisioner import planner
 from provisioner.clouds.base import Cloud, Explains, Request
 from provisioner.config import Config, StoreConfig
-from provisioner.controller import moving, survey, traffic
+from provisioner.controller import survey, traffic
 from provisioner.controller.course import WorldCourse
 from provisioner.controller.directory import JobDirectory
 from provisioner.controller.failures import KnownFailures
 from provisioner.controller.flow import TAKEN_DOWN
-from provisioner.controller.homeward import Homeward
 from provisioner.controller.launch import Launcher
 from provisioner.controller.limits import Limits
 from provisioner.controller.race import race
@@ -28,7 +27,6 @@ from provisioner.controller.records import (
     Placement,
     Published,
     Released,
-    Stood,
     Watched,
 )
 from provisioner.controller.refusals import Refusals, as_failure, words
@@ -37,7 +35,8 @@ from provisioner.controller.start_failures import driver_failure
 from provisioner.controller.stores import place, stores
 from provisioner.controller.view import PlacementView
 from provisioner.controller.watch import Patience, Watch
-from provisioner.errors import CloudError, ConfigError, Unauthorized, Unreachable
+from provisioner.controller.wayhome import WayHome
+from provisioner.errors import CloudError, ConfigError, Unauthorized
 from provisioner.model import Ending, Failure, FailureKind, Gpu, JobRef, Launch, Market, Node, Offer, Owned
 from provisioner.planner import Place
 from provisioner.telemetry.events import EventLog
@@ -90,8 +89,8 @@ class World:
         self._enough_prepared = threading.Event()
         self._prepared: set[str] = set()
         self._adopting: set[str] = set()
-        self.homeward = Homeward(config.policy.failback, now=now)
         self.refusals = Refusals(failures, job.name, self.cloud, events, now)
+        self.way_home = WayHome(self)
 
     # -- the steps, in the order of a job's life ------------------------------------------------------------------
 
@@ -150,8 +149,8 @@ class World:
         if since is not None:
             self.take_down.wait(max(0.0, min(PRIMARY_AGAIN_S, until - self.now())))
         while True:
-            offers, problems = self._offers(["autodl"])
-            free = _free(offers)
+            offers, problems = self.offers(["autodl"])
+            free = survey.free(offers)
             stop = self.why_stop(begun, past)
             refused = any(problem.kind is FailureKind.UNAUTHORIZED for problem in problems)
             late = self.now() >= until
@@ -164,7 +163,7 @@ class World:
 
     def ask_fallback(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
         """List the offers of every fallback, without those that a quota has no room for."""
-        offers, problems = self._offers(self._fallback_names())
+        offers, problems = self.offers(self._fallback_names())
         memory = self.refusals.memory(self._cloud_names(), begun.at)
         at = standing(self.config, begun, past, self.now())
         known = memory or planner.FailureMemory()
@@ -210,66 +209,6 @@ class World:
         self.events.emit("claimed", epoch=epoch, offer=offer.key, node=answer.id)
         return Claimed(offer, self.now(), answer, None, choice.at_most)
 
-    def ask_home(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
-        """List what the primary has now, for a job that trains elsewhere."""
-        choices, memory, at, problem = self._home(begun, past)
-        offers = tuple(choice.offer for choice in choices)
-        self.events.emit("asked", cloud="autodl", offers=len(offers), problems=[p.message for p in problem])
-        return Asked(offers, self.now(), tuple(problem), memory=memory, standing=at)
-
-    def claim_home(self, choice: Choice, epoch: int, attempt: int, published: Published, before: int) -> Claimed:
-        """Get a machine at home that stands by, beside the one of the epoch ``before``."""
-        self.launcher.stands_by[epoch] = before
-        claimed = self.claim(choice, epoch, attempt, published)
-        if claimed.node is None:  # the next machine of this epoch may be the only one: nobody would call it
-            del self.launcher.stands_by[epoch]
-        return claimed
-
-    def stand_by(
-        self, claimed: Claimed, here: Node, home: Claimed, there: Node, begun: Begun, past: tuple[Placement, ...]
-    ) -> Stood:
-        """Wait until the machine at home is ready; the one that trains is watched meanwhile."""
-        away = replace(claimed, beside=(*claimed.beside, home))
-        home = replace(home, beside=(*claimed.beside, replace(claimed, beside=())))
-        stood = moving.stand_by(
-            self, (PlacementView(self, away, begun, past), here), (PlacementView(self, home, begun, past), there)
-        )
-        if not stood.ready:
-            self.homeward.spoiled()
-        self.events.emit("stood_by", epoch=there.epoch, node=there.id, ready=stood.ready, reason=stood.reason)
-        return stood
-
-    def hand_over(
-        self, claimed: Claimed, here: Node, there: Node, begun: Begun, past: tuple[Placement, ...]
-    ) -> Watched:
-        """End the placement at the fallback with a last checkpoint; the machine at home goes on."""
-        self.events.emit("hand_over", epoch=here.epoch, node=here.id, to=there.id)
-        home = Claimed(there.offer, there.claimed_at, there, None)
-        view = PlacementView(self, replace(claimed, beside=(*claimed.beside, home)), begun, past)
-        watched = moving.hand_over(self, view, here, there)
-        if watched.ending is Ending.HOMEWARD:
-            self.homeward.spoiled()
-            self.events.emit("stood_by", epoch=there.epoch, node=there.id, ready=False, reason=watched.reason)
-            return watched
-        self.homeward.arrived()
-        return self._concluded(here, watched, view)
-
-    def free_at_home(self, begun: Begun, past: tuple[Placement, ...]) -> list[Choice]:
-        """Rank what the primary has now, without what a refusal has ruled out for a while. Raises CloudError."""
-        choices, _, _, problems = self._home(begun, past)
-        if problems:
-            raise Unreachable(problems[0].message)
-        return choices
-
-    def _home(
-        self, begun: Begun, past: tuple[Placement, ...]
-    ) -> tuple[list[Choice], planner.FailureMemory | None, planner.Standing, list[Failure]]:
-        offers, problems = self._offers(["autodl"])
-        free = _free(offers)
-        memory, at = self.refusals.memory(["autodl"], begun.at), standing(self.config, begun, past, self.now())
-        asked = Asked(free, self.now(), tuple(problems), memory=memory, standing=at)
-        return self.rank(asked, (), None), memory, at, problems
-
     def race(self, choices: tuple[Choice, ...], epoch: int, attempt: int, published: Published) -> tuple[Claimed, ...]:
         """Claim all of them at once and keep the best machine: its answer is the last. The others are released."""
         return race(WorldCourse(self, epoch, attempt, published), choices)
@@ -286,14 +225,15 @@ class World:
         if watched.ending is Ending.HOMEWARD:
             self.events.emit("homeward", epoch=node.epoch, reason=watched.reason)
             return watched
-        return self._concluded(node, watched, view)
+        return self.concluded(node, watched, view)
 
     def patience(self) -> Patience:
         """Return how long a node is waited for."""
         policy = self.config.policy
         return Patience(policy.poll, policy.lost_after, policy.boot_timeout)
 
-    def _concluded(self, node: Node, watched: Watched, view: PlacementView) -> Watched:
+    def concluded(self, node: Node, watched: Watched, view: PlacementView) -> Watched:
+        """Add what the cloud and the stores know of a placement that has ended."""
         watched = replace(
             watched,
             reason=self._explained(node, watched),
@@ -401,7 +341,8 @@ class World:
             self._clouds[name] = self._open_cloud(name)
         return self._clouds[name]
 
-    def _offers(self, clouds: list[str]) -> tuple[list[Offer], list[Failure]]:
+    def offers(self, clouds: list[str]) -> tuple[list[Offer], list[Failure]]:
+        """List what these clouds offer, and why one could not answer."""
         offers: list[Offer] = []
         problems: list[Failure] = []
         for name in clouds:
@@ -459,7 +400,7 @@ class World:
 
         A claim meanwhile waits for its own region alone.
         """
-        offers, _ = self._offers(self._fallback_names())
+        offers, _ = self.offers(self._fallback_names())
         plan = self.plan(tuple(offers), memory=planner.FailureMemory(), now=self.now())
         self.refusals.over_quota([one.offer for one in plan.ranked])  # answers are kept, should it have to move soon
         for name, region in dict.fromkeys((one.offer.cloud, one.offer.region) for one in plan.ranked):
@@ -471,11 +412,6 @@ class World:
                 self.events.emit("prepared", cloud=name, region=region)
             except CloudError as error:
                 self.events.emit("prepare_failed", cloud=name, region=region, problem=str(error))
-
-
-def _free(offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """Leave out what is sold out. Where a cloud shows no stock, only a claim can tell."""
-    return tuple(offer for offer in offers if offer.available is None or offer.available >= offer.gpu.count)
 
 
 def price_words(choice: Choice) -> str:

@@ -46,12 +46,44 @@ class Step(Protocol):
         ...
 
 
+class WayHome(Protocol):
+    """What the flow can do to bring a job home."""
+
+    def ask_home(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
+        """List what the primary has now, for a job that trains elsewhere."""
+        ...
+
+    def claim_home(self, choice: Choice, epoch: int, attempt: int, published: Published, before: int) -> Claimed:
+        """Get a machine at home that stands by, beside the one of the epoch ``before``."""
+        ...
+
+    def stand_by(
+        self, claimed: Claimed, here: Node, home: Claimed, there: Node, begun: Begun, past: tuple[Placement, ...]
+    ) -> Stood:
+        """Wait until the machine at home is ready, or of no use; the one that trains is watched meanwhile."""
+        ...
+
+    def hand_over(
+        self, claimed: Claimed, here: Node, there: Node, begun: Begun, past: tuple[Placement, ...]
+    ) -> Watched:
+        """End the placement at the fallback with a last checkpoint; the machine at home goes on.
+
+        HOMEWARD when nothing was done, because the machine at home is of no use any more.
+        """
+        ...
+
+
 class Effects(Protocol):
     """What the flow can do to the world. Each may be repeated after a crash without doing it twice."""
 
     job: JobRef
     abreast: int
     """How many claims are made at the same time, at most."""
+
+    @property
+    def way_home(self) -> WayHome:
+        """What brings the job home."""
+        ...
 
     def begin(self) -> Begun:
         """Find the first free epoch and release what an earlier run left."""
@@ -79,29 +111,6 @@ class Effects(Protocol):
 
     def race(self, choices: tuple[Choice, ...], epoch: int, attempt: int, published: Published) -> tuple[Claimed, ...]:
         """Claim all of them at once and keep the best machine: its answer is the last. The others are released."""
-        ...
-
-    def ask_home(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
-        """List what the primary has now, for a job that trains elsewhere."""
-        ...
-
-    def claim_home(self, choice: Choice, epoch: int, attempt: int, published: Published, before: int) -> Claimed:
-        """Get a machine at home that stands by, beside the one of the epoch ``before``."""
-        ...
-
-    def stand_by(
-        self, claimed: Claimed, here: Node, home: Claimed, there: Node, begun: Begun, past: tuple[Placement, ...]
-    ) -> Stood:
-        """Wait until the machine at home is ready, or of no use; the one that trains is watched meanwhile."""
-        ...
-
-    def hand_over(
-        self, claimed: Claimed, here: Node, there: Node, begun: Begun, past: tuple[Placement, ...]
-    ) -> Watched:
-        """End the placement at the fallback with a last checkpoint; the machine at home goes on.
-
-        HOMEWARD when nothing was done, because the machine at home is of no use any more.
-        """
         ...
 
     def watch(self, claimed: Claimed, node: Node, begun: Begun, past: tuple[Placement, ...]) -> Watched:
@@ -205,7 +214,9 @@ class Flow:
             home = self._ready_at_home(held, begun, published)
             if home is None:
                 continue
-            watched = self.step("hand_over", self.effects.hand_over, held.claims, held.node, home.node, begun, past)
+            watched = self.step(
+                "hand_over", self.effects.way_home.hand_over, held.claims, held.node, home.node, begun, past
+            )
             if watched.ending not in {*FINAL, Ending.HOMEWARD}:
                 self.claims.append(home.claimed)
                 return watched, home
@@ -216,7 +227,7 @@ class Flow:
     def _ready_at_home(self, held: Held, begun: Begun, published: Published) -> Held | None:
         """Get a machine at home and wait until it is ready to take over; None when it comes to nothing."""
         past = tuple(self.placements)
-        asked = self.step("ask_home", self.effects.ask_home, begun, past)
+        asked = self.step("ask_home", self.effects.way_home.ask_home, begun, past)
         tried: set[str] = set()
         attempt = begun.first_attempt + len(self.claims)
         while True:
@@ -226,7 +237,7 @@ class Flow:
                 return None
             tried.add(choice.offer.key)
             claimed = self.step(
-                "claim_home", self.effects.claim_home, choice, self.epoch, attempt, published, held.node.epoch
+                "claim_home", self.effects.way_home.claim_home, choice, self.epoch, attempt, published, held.node.epoch
             )
             if claimed.node is None:
                 self._add(held, claimed)
@@ -236,7 +247,7 @@ class Flow:
             self.epoch += 1
             home = Held(claimed, claimed.node, [])
             stood = self.step(
-                "stand_by", self.effects.stand_by, held.claims, held.node, claimed, home.node, begun, past
+                "stand_by", self.effects.way_home.stand_by, held.claims, held.node, claimed, home.node, begun, past
             )
             if stood.ready:
                 return home

@@ -55,7 +55,7 @@ class Doorstep:
 
     def home_offers(self) -> Sequence[Offer]:
         """List the primary's free offers, the best first. Raises CloudError."""
-        return [choice.offer for choice in self._world.free_at_home(self._begun, tuple(self._past))]
+        return [choice.offer for choice in self._world.way_home.free(self._begun, tuple(self._past))]
 
     def pays(self, offer: Offer) -> str:
         """Say what the move saves, if it saves enough."""

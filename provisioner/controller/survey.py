@@ -31,6 +31,11 @@ def fallback_names(config: Config) -> list[str]:
     return [name for name in dict.fromkeys(block.cloud for block in config.fallback) if name in known]
 
 
+def free(offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    """Leave out what is sold out. Where a cloud shows no stock, only a claim can tell."""
+    return tuple(offer for offer in offers if offer.available is None or offer.available >= offer.gpu.count)
+
+
 def survey(
     config: Config, environ: Mapping[str, str], *, round_trips: Mapping[tuple[str, str], float] | None = None
 ) -> planner.Plan:

@@ -65,7 +65,7 @@ class PlacementView:
         step = heartbeat.get("step")
         door = Doorstep(self.world, self.claimed, self.begun, self.past, step if isinstance(step, int) else None)
         moves = [placement.watched.at for placement in self.past if placement.watched.cause == "home"]
-        return self.world.homeward.why(door, moves)
+        return self.world.way_home.homeward.why(door, moves)
 
     def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool) -> None:
         """Tell of a new heartbeat."""
