@@ -28,6 +28,7 @@ from provisioner.config.places import (
     PrimaryConfig,
 )
 from provisioner.config.rules import findings
+from provisioner.config.terraform import TerraformConfig, state_place, state_store
 
 __all__ = [
     "AutodlConfig",
@@ -48,9 +49,12 @@ __all__ = [
     "PrimaryConfig",
     "ResourcesConfig",
     "StoreConfig",
+    "TerraformConfig",
     "load",
     "parse",
     "runtime_file",
+    "state_place",
+    "state_store",
     "workdir",
 ]
 

@@ -19,6 +19,7 @@ from provisioner.config.names import (
 )
 from provisioner.config.places import Fallback, PrimaryConfig
 from provisioner.config.section import DurationOrAuto, Names, Section, word
+from provisioner.config.terraform import TerraformConfig
 from provisioner.config.values import Amount, Cuda, Duration, DurationOrZero, Text, matching, mistake
 
 _LIST = {"type": "array", "items": {"type": "string"}, "minItems": 1}
@@ -290,4 +291,5 @@ class Config(Section):
     fallback: Annotated[tuple[Fallback, ...], Field(min_length=1)] = Field(
         description="Where it goes otherwise, in this order."
     )
+    terraform: TerraformConfig = Field(default_factory=TerraformConfig, description="Where Terraform's states are.")
     policy: PolicyConfig = Field(default_factory=PolicyConfig, description="Limits and patience.")

@@ -179,7 +179,8 @@ def _token_url(text: str) -> str:
     return text
 
 
-def _store(text: str) -> str:
+def store_uri(text: str) -> str:
+    """Check the URI of a store. Raises pydantic's error."""
     parts = urlsplit(text)
     if parts.username or parts.password:
         raise mistake("the URI holds credentials", "remove them: they are read from environment variables")
@@ -225,7 +226,7 @@ ImageUuid = Annotated[
 Cidr = Annotated[str, AfterValidator(_cidr)]
 HttpUrl = Annotated[str, AfterValidator(_url)]
 TokenUrl = Annotated[str, AfterValidator(_token_url)]
-StoreUri = Annotated[str, AfterValidator(_store)]
+StoreUri = Annotated[str, AfterValidator(store_uri)]
 PlainVariable = Annotated[
     str,
     matching(_VARIABLE, "is not a variable's name", "use letters, digits and _, not a digit first"),

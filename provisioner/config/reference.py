@@ -31,6 +31,7 @@ from provisioner.config.places import (
     PrepaidConfig,
     PrimaryConfig,
 )
+from provisioner.config.terraform import TerraformConfig
 
 _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("job", JobConfig),
@@ -48,6 +49,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("fallback[].aws", AwsConfig),
     ("fallback[].gcp", GcpConfig),
     ("fallback[].local", LocalConfig),
+    ("terraform", TerraformConfig),
     ("policy", PolicyConfig),
     ("policy.failback", FailbackConfig),
 )

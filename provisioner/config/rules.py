@@ -13,6 +13,7 @@ from provisioner.config.models import Config
 from provisioner.config.names import is_loopback
 from provisioner.config.places import AutodlConfig, AwsConfig, GcpConfig
 from provisioner.config.stores import Finding, Machines, store_findings
+from provisioner.config.terraform import terraform_findings
 from provisioner.config.values import duration_text, short
 
 
@@ -23,6 +24,7 @@ def findings(config: Config, environ: Mapping[str, str], directory: Path) -> Ite
     yield from _image(config, environ)
     yield from _runtime(config, directory)
     yield from store_findings(config.checkpoint, _machines(config, environ), environ)
+    yield from terraform_findings(config.terraform, config.checkpoint, config.job.name, environ)
     yield from data_findings(config.data, _machines(config, environ), environ)
     yield from _patience(config)
     if config.primary is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import PurePosixPath
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from provisioner.config.checkpoint import CheckpointConfig, StoreConfig
@@ -42,9 +43,9 @@ def store_findings(checkpoint: CheckpointConfig, machines: Machines, environ: Ma
     stores = _stores(checkpoint)
     for loc, store in stores:
         yield from _reach(loc, store, machines, environ)
-    yield from _keys(("checkpoint",), checkpoint, environ)
+    yield from key_findings(("checkpoint",), checkpoint, environ)
     for loc, store in stores[1:]:
-        yield from _keys(loc, store, environ)
+        yield from key_findings(loc, store, environ)
     yield from _overlaps(stores)
 
 
@@ -69,7 +70,16 @@ def _is_open(store: StoreConfig, environ: Mapping[str, str]) -> bool:
     return bool(environ.get(EMULATOR)) or urlsplit(store.endpoint or "").scheme == "http"
 
 
-def _keys(loc: Loc, section: CheckpointConfig | StoreConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
+class Keyed(Protocol):
+    """A section that names a key by variables of the environment."""
+
+    @property
+    def model_fields_set(self) -> set[str]:
+        """The keys that the file has."""
+
+
+def key_findings(loc: Loc, section: Keyed, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield the variables that the file names and that are not set."""
     for field in _KEY_FIELDS:
         name = getattr(section, field)
         if field in section.model_fields_set and not environ.get(name):
@@ -92,6 +102,12 @@ def _overlaps(stores: list[tuple[Loc, StoreConfig]]) -> Iterator[Finding]:
             told.add(loc)
             inner, outer = ("this", name) if other_path.is_relative_to(path) else (name, "this")
             yield loc, f"{inner} lies inside {outer}", "give each store a prefix or bucket of its own"
+
+
+def inside(store: StoreConfig, other: StoreConfig) -> bool:
+    """Say whether one store lies inside another, or is the same."""
+    (place, path), (other_place, other_path) = _place(store), _place(other)
+    return place == other_place and path.is_relative_to(other_path)
 
 
 def _place(store: StoreConfig) -> tuple[tuple[str, ...], PurePosixPath]:
