@@ -18,6 +18,7 @@ COMMANDS = {
     "catalog": ("provisioner.cli.catalog:catalog_group", "List GPU machines, zones and prices; bring them up to date."),
     "run": ("provisioner.cli.run:run", "Run the job until it is done, wherever there are GPUs."),
     "status": ("provisioner.cli.status:status", "Show jobs and their machines."),
+    "cost": ("provisioner.cli.cost:cost", "Show what each machine has cost, and all together."),
     "logs": ("provisioner.cli.logs:logs", "Print or follow what a job's training has printed."),
     "home": ("provisioner.cli.home:home", "Bring a job home to AutoDL from where it trains."),
     "down": ("provisioner.cli.run:down", "Take a job's machines down and remove what was prepared."),

@@ -16,6 +16,7 @@ from provisioner.controller.directory import JobDirectory
 from provisioner.controller.failures import KnownFailures
 from provisioner.controller.flow import TAKEN_DOWN
 from provisioner.controller.launch import Launcher
+from provisioner.controller.ledger import Ledger, Terms, bill_of
 from provisioner.controller.limits import Limits
 from provisioner.controller.race import race
 from provisioner.controller.records import (
@@ -81,6 +82,7 @@ class World:
         self.now = now
         self.take_down = take_down or threading.Event()
         self.limits = Limits(config.policy)
+        self.ledger = Ledger(directory.path)
         self.abreast = config.policy.race
         self._open_cloud = open_cloud
         self._clouds: dict[str, Cloud] = {}
@@ -108,6 +110,8 @@ class World:
         self.launcher.write_spec()
         epoch = self.launcher.newest_epoch() + 1
         self.events.emit("begin", job=self.job.name, uid=self.job.uid, epoch=epoch)
+        record, policy = self.directory.record(), self.config.policy
+        self.ledger.begin(record.run if record else 0, at, Terms(policy.budget, None, policy.usd_cny))
         return Begun(at, epoch, int(at))
 
     def _release_strays(self, name: str) -> None:
@@ -116,6 +120,7 @@ class World:
                 self._refuse_if_training(thing)
                 self.events.emit("stray", cloud=name, id=thing.id, epoch=thing.epoch)
                 self.cloud(name).release(_as_node(thing, self.job))
+                self.ledger.gone(thing.cloud, thing.id, self.now())
 
     def _refuse_if_training(self, thing: Owned) -> None:
         if self.take_over:
@@ -183,7 +188,7 @@ class World:
             if claimed.failure is not None and (asked.memory is None or claimed.at >= asked.at):
                 memory = memory.remember(claimed.failure, claimed.offer, now=claimed.at)
         plan = self.plan(asked.offers, memory=memory, now=asked.at, lost=lost, standing=asked.standing)
-        return [Choice(ranked.offer, ranked.at_most, ranked.reason) for ranked in plan.ranked]
+        return [_choice(ranked) for ranked in plan.ranked]
 
     def claim(self, choice: Choice, epoch: int, attempt: int, published: Published, *, held: bool = False) -> Claimed:
         """Prepare the region, write the bootstrap object, get the machine. ``held``: write it later."""
@@ -207,6 +212,7 @@ class World:
             self.events.emit("refused", epoch=epoch, offer=offer.key, failure=answer.kind, code=answer.code, words=said)
             return Claimed(offer, self.now(), None, answer, choice.at_most)
         self.events.emit("claimed", epoch=epoch, offer=offer.key, node=answer.id)
+        self.ledger.machine(bill_of(answer, choice, self.config.policy.ttl))
         return Claimed(offer, self.now(), answer, None, choice.at_most)
 
     def race(self, choices: tuple[Choice, ...], epoch: int, attempt: int, published: Published) -> tuple[Claimed, ...]:
@@ -217,6 +223,7 @@ class World:
         """Follow the node; meanwhile let Terraform adopt it and prepare the fallbacks."""
         if node.id not in self._adopting:  # it is watched again after a way home that came to nothing
             self._adopting.add(node.id)
+            self.ledger.watched(bill_of(node, Choice(claimed.offer, claimed.at_most), self.config.policy.ttl))
             self._adoption = _in_background(self._adopt, node)
         if node.offer.cloud == "autodl":
             self._preparation = _in_background(self._prepare_fallbacks)
@@ -240,6 +247,8 @@ class World:
             copies=traffic.copies(self.stores(), node.offer, view.heartbeat),
             restored_from=traffic.restored(self.stores(), node.offer, view.heartbeat),
         )
+        moved = [*watched.copies, *([watched.restored_from] if watched.restored_from else [])]
+        self.ledger.moved(node.offer.cloud, node.id, node.epoch, [traffic.as_json(one) for one in moved])
         if (refused := driver_failure(watched.cause, watched.reason)) is not None:
             self.refusals.remember(refused, node.offer)
         self.events.emit("ended", epoch=node.epoch, node=node.id, ending=watched.ending, reason=watched.reason)
@@ -255,6 +264,7 @@ class World:
             problem = str(error)
             self.events.emit("release_failed", node=node.id, problem=problem)
         released = Released(self.now(), problem)
+        self.ledger.gone(node.offer.cloud, node.id, released.at, problem)
         self.forget_start(node.epoch, node.token)
         return released
 
@@ -297,6 +307,7 @@ class World:
             if thing.kind == "machine":
                 try:
                     cloud.release(_as_node(thing, self.job))
+                    self.ledger.gone(thing.cloud, thing.id, self.now())
                 except CloudError as error:
                     failed += 1
                     self.events.emit("release_failed", node=thing.id, problem=str(error))
@@ -412,6 +423,14 @@ class World:
                 self.events.emit("prepared", cloud=name, region=region)
             except CloudError as error:
                 self.events.emit("prepare_failed", cloud=name, region=region, problem=str(error))
+
+
+def _choice(ranked: planner.Ranked) -> Choice:
+    found = ranked.expected
+    if found is None or ranked.basis == "cap":
+        return Choice(ranked.offer, ranked.at_most, ranked.reason)
+    hours = found.way.hours if found.cost is not None else None
+    return Choice(ranked.offer, ranked.at_most, ranked.reason, found.price, ranked.cost, hours)
 
 
 def price_words(choice: Choice) -> str:

@@ -77,6 +77,11 @@ class Choice:
     offer: Offer
     at_most: Money | None = None
     reason: str = ""
+    likely: Money | None = None
+    """The price of an hour that the ranking reckoned with."""
+    expected: Money | None = None
+    expected_h: float | None = None
+    """What the job is expected to cost on it to its end, and how many hours that takes."""
 
 
 @dataclass(frozen=True, slots=True)

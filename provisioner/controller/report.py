@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from provisioner import catalog
 from provisioner.controller import traffic
+from provisioner.controller.billing import charge
 from provisioner.controller.records import Begun, Claimed, Finished, Placement
 from provisioner.errors import ExitCode
 from provisioner.model import Ending, Failure, FailureKind, JobRef, Money
@@ -28,7 +29,7 @@ def placement_seconds(placement: Placement) -> float:
 
 
 def cost(placements: Sequence[Placement]) -> dict[str, Decimal]:
-    """Return price times time by currency; where only a bound of the price is known, the bound counts.
+    """Return what machines cost by currency; where only a bound of the price is known, the bound counts.
 
     Machines that a race gave back count, too.
     """
@@ -36,7 +37,7 @@ def cost(placements: Sequence[Placement]) -> dict[str, Decimal]:
     for placement in placements:
         price = placement.claimed.price
         if price is not None:
-            total[price.currency] += price.amount * Decimal(str(placement_seconds(placement))) / 3600
+            total[price.currency] += charge(placement.node.offer.cloud, price, placement_seconds(placement))
         for currency, amount in surplus_cost(placement.claims).items():
             total[currency] += amount
     return dict(total)
@@ -47,8 +48,7 @@ def surplus_cost(claims: Sequence[Claimed]) -> dict[str, Decimal]:
     total: dict[str, Decimal] = defaultdict(Decimal)
     for claimed in claims:
         if claimed.surplus is not None and claimed.price is not None:
-            hours = Decimal(str(claimed.surplus.seconds)) / 3600
-            total[claimed.price.currency] += claimed.price.amount * hours
+            total[claimed.price.currency] += charge(claimed.offer.cloud, claimed.price, claimed.surplus.seconds)
     return dict(total)
 
 
@@ -107,7 +107,8 @@ def build_report(
 
 
 def _placement(placement: Placement) -> dict[str, object]:
-    offer, watched = placement.node.offer, placement.watched
+    offer, watched, price = placement.node.offer, placement.watched, placement.claimed.price
+    seconds = placement_seconds(placement)
     return {
         "epoch": placement.epoch,
         **_where(placement.claimed),
@@ -126,7 +127,8 @@ def _placement(placement: Placement) -> dict[str, object]:
         "first_step_at": watched.first_step_at,
         "ended_at": watched.at,
         "released_at": placement.released.at,
-        "seconds": round(placement_seconds(placement), 3),
+        "seconds": round(seconds, 3),
+        "cost": _money(None if price is None else Money(charge(offer.cloud, price, seconds), price.currency)),
     }
 
 

@@ -130,6 +130,10 @@ def test_a_job_runs_to_its_end_and_leaves_nothing(place: Place) -> None:
     assert "step 20" in out
     code, out, _ = place.call("status", "--json")
     assert [(row["job"], row["state"]) for row in json.loads(out)] == [("small", "completed")]
+    code, out, _ = place.call("cost", "small", "--json")
+    (machine,) = json.loads(out)["jobs"][0]["machines"]
+    assert (machine["role"], machine["running"], machine["cost"]) == ("placement", False, None), "unknown, and not 0"
+    assert machine["seconds"] == pytest.approx(report["placements"][0]["seconds"])
 
 
 def test_a_job_that_fails_is_exit_code_1_and_is_not_tried_again(place: Place) -> None:

@@ -1,0 +1,239 @@
+"""The ledger of a job: a line for each machine that began or ended, in ``spending.jsonl`` of its folder.
+
+The workflow's database holds the same and can only be read by its engine, by one process, for one run. The ledger is
+read by anybody at any time: by ``failover cost``, and by every controller that keeps a limit over all jobs. A line that
+is written again after a crash says the same, and counts once. It begins with the first run that this release starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from provisioner.controller.billing import charge, seconds_in
+from provisioner.controller.records import Choice
+from provisioner.model import Money, Node
+from provisioner.telemetry import events
+
+FILE = "spending.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a run was started with: its budgets, and yuan for one dollar."""
+
+    budget: Money | None = None
+    per_day: Money | None = None
+    usd_cny: Decimal = Decimal("7.1")
+
+    @property
+    def currency(self) -> str:
+        """The budget's currency; dollars without one."""
+        money = self.budget or self.per_day
+        return money.currency if money is not None else "USD"
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """One machine. Times are Unix seconds; ``ended`` None while it runs, then ``ends_by`` is when it ends itself.
+
+    ``price`` is that of an hour, ``at_most`` what bounds it where it is not known; ``likely`` is the price that the
+    plan reckoned with, and ``expected`` and ``expected_h`` what the job would cost on it to its end, and take.
+    """
+
+    job: str
+    run: int
+    epoch: int
+    node: str
+    cloud: str
+    region: str
+    zone: str
+    instance_type: str
+    market: str
+    price: Money | None
+    at_most: Money | None
+    begun: float
+    ends_by: float | None = None
+    ended: float | None = None
+    watched: bool = False
+    """Whether the job was entrusted to it: one that never was is a surplus machine."""
+    problem: str = ""
+    likely: Money | None = None
+    expected: Money | None = None
+    expected_h: float | None = None
+    transfers: tuple[Mapping[str, Any], ...] = ()
+    terms: Terms = field(default_factory=Terms)
+
+    @property
+    def hourly(self) -> Money | None:
+        """The price of an hour, or else the most that it can be."""
+        return self.price or self.at_most
+
+    def until(self, now: float) -> float:
+        """Return when it ended, or until when it counts: a machine that nobody has seen go lasts no longer than ttl."""
+        if self.ended is not None:
+            return self.ended
+        return now if self.ends_by is None else max(self.begun, min(now, self.ends_by))
+
+    def runs(self, now: float) -> bool:
+        """Say whether it costs money now, as far as is known."""
+        return self.ended is None and (self.ends_by is None or now < self.ends_by)
+
+    def cost(self, now: float) -> Decimal | None:
+        """Return what it has cost in the currency of its price; None where nothing bounds that."""
+        return None if self.hourly is None else charge(self.cloud, self.hourly, self.until(now) - self.begun)
+
+    def cost_between(self, since: float, now: float) -> Decimal | None:
+        """Return what it has cost from one moment to another, not later than now."""
+        if self.hourly is None:
+            return None
+        seconds = seconds_in(self.cloud, self.begun, self.until(now), since, now)
+        return self.hourly.amount * Decimal(str(seconds)) / 3600
+
+
+class Ledger:
+    """Writes one job's ledger. A disk that does not take a line never stops the job."""
+
+    def __init__(self, folder: Path) -> None:
+        """Name the file; it is created with its first line."""
+        self._log = events.EventLog(folder / FILE)
+        self._folder = folder
+
+    def begin(self, run: int, at: float, terms: Terms) -> None:
+        """Begin a run."""
+        self._log.emit(
+            "run", run=run, at=at, budget=_json(terms.budget), per_day=_json(terms.per_day), usd_cny=terms.usd_cny
+        )
+
+    def machine(self, bill: Bill) -> None:
+        """Enter a machine that was claimed."""
+        self._log.emit(
+            "machine",
+            epoch=bill.epoch, node=bill.node, cloud=bill.cloud, region=bill.region, zone=bill.zone,
+            instance_type=bill.instance_type, market=bill.market, price=_json(bill.price), at_most=_json(bill.at_most),
+            begun=bill.begun, ends_by=bill.ends_by, likely=_json(bill.likely), expected=_json(bill.expected),
+            expected_h=bill.expected_h,
+        )  # fmt: skip
+
+    def watched(self, bill: Bill) -> None:
+        """Note that a machine has the job. One that an earlier release claimed is entered now."""
+        known = next((one for one in bills(self._folder) if _same(one, bill.cloud, bill.node, bill.epoch)), None)
+        if known is None:
+            self.machine(bill)
+        if known is None or not known.watched:
+            self._log.emit("watched", cloud=bill.cloud, node=bill.node, epoch=bill.epoch)
+
+    def moved(self, cloud: str, node: str, epoch: int, transfers: list[dict[str, object]]) -> None:
+        """Note what a machine sent and fetched."""
+        if transfers:
+            self._log.emit("moved", cloud=cloud, node=node, epoch=epoch, transfers=transfers)
+
+    def gone(self, cloud: str, node: str, at: float, problem: str = "") -> None:
+        """Note that a machine was released, or could not be confirmed to be."""
+        self._log.emit("gone", cloud=cloud, node=node, at=at, problem=problem)
+
+
+def bill_of(node: Node, choice: Choice, ttl_s: float) -> Bill:
+    """Return the bill of a machine that was just claimed, or is."""
+    offer = node.offer
+    return Bill(
+        job=node.job.name,
+        run=0,
+        epoch=node.epoch,
+        node=node.id,
+        cloud=offer.cloud,
+        region=offer.region,
+        zone=offer.zone,
+        instance_type=offer.instance_type,
+        market=str(offer.market),
+        price=offer.price_per_hour,
+        at_most=choice.at_most,
+        begun=node.claimed_at,
+        ends_by=node.claimed_at + ttl_s,
+        likely=choice.likely,
+        expected=choice.expected,
+        expected_h=choice.expected_h,
+    )
+
+
+def bills(folder: Path) -> list[Bill]:
+    """Read the bills of a job's folder, oldest first. What cannot be understood is passed over."""
+    found: list[Bill] = []
+    terms, run = Terms(), 0
+    for line in events.read(folder / FILE):
+        try:
+            if line["kind"] == "run":
+                run = int(line["run"])
+                terms = Terms(_money(line["budget"]), _money(line["per_day"]), Decimal(str(line["usd_cny"])))
+            elif line["kind"] == "machine":
+                _enter(found, _bill(folder.name, run, terms, line))
+            else:
+                _note(found, line)
+        except (KeyError, TypeError, ValueError, InvalidOperation):
+            continue
+    return found
+
+
+def all_bills(root: Path) -> list[Bill]:
+    """Read the bills of every job of a state root."""
+    return [bill for path in sorted(root.glob(f"jobs/*/{FILE}")) for bill in bills(path.parent)]
+
+
+def _enter(found: list[Bill], bill: Bill) -> None:
+    """Take a machine in. One whose claim was repeated after a crash is the same one: what was said last is recorded."""
+    for position, one in enumerate(found):
+        if _same(one, bill.cloud, bill.node, bill.epoch) and one.ended is None:
+            found[position] = bill
+            return
+    found.append(bill)
+
+
+def _note(found: list[Bill], line: Mapping[str, Any]) -> None:
+    cloud, node, epoch = line["cloud"], line["node"], line.get("epoch")
+    for position in reversed(range(len(found))):
+        one = found[position]
+        if (one.cloud, one.node) == (cloud, node) and epoch in {None, one.epoch}:
+            if line["kind"] == "watched":
+                found[position] = replace(one, watched=True)
+            elif line["kind"] == "moved":
+                found[position] = replace(one, transfers=tuple(line["transfers"]))
+            elif line["kind"] == "gone" and (one.ended is None or one.problem):
+                found[position] = replace(one, ended=float(line["at"]), problem=str(line["problem"]))
+            return
+
+
+def _same(one: Bill, cloud: str, node: str, epoch: int) -> bool:
+    return (one.cloud, one.node, one.epoch) == (cloud, node, epoch)
+
+
+def _bill(job: str, run: int, terms: Terms, line: Mapping[str, Any]) -> Bill:
+    return Bill(
+        job=job,
+        run=run,
+        epoch=int(line["epoch"]),
+        node=str(line["node"]),
+        cloud=str(line["cloud"]),
+        region=str(line["region"]),
+        zone=str(line["zone"]),
+        instance_type=str(line["instance_type"]),
+        market=str(line["market"]),
+        price=_money(line["price"]),
+        at_most=_money(line["at_most"]),
+        begun=float(line["begun"]),
+        ends_by=None if line["ends_by"] is None else float(line["ends_by"]),
+        likely=_money(line["likely"]),
+        expected=_money(line["expected"]),
+        expected_h=line["expected_h"],
+        terms=terms,
+    )
+
+
+def _json(money: Money | None) -> dict[str, str] | None:
+    return None if money is None else {"amount": str(money.amount), "currency": money.currency}
+
+
+def _money(value: Any) -> Money | None:
+    return None if value is None else Money(Decimal(value["amount"]), str(value["currency"]))

@@ -1,0 +1,176 @@
+"""What jobs have cost: by the report, by the ledger, and by the clouds' own rules of billing."""
+
+from __future__ import annotations
+
+import json
+import time
+from decimal import Decimal
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioner.cli.command import cli
+from provisioner.controller.costs import costs
+from provisioner.controller.directory import JobDirectory, JobRecord
+from provisioner.controller.ledger import Bill, Ledger, Terms, all_bills, bills
+from provisioner.controller.records import Begun, Claimed, Finished, Placement, Released, Surplus, Watched
+from provisioner.controller.report import build_report
+from provisioner.model import Ending, Gpu, JobRef, Market, Money, Node, Offer
+
+JOB = JobRef("digits", "00000001")
+SOME = Money(Decimal("0.5"), "USD")
+
+
+def bill(node: str = "i-1", *, epoch: int = 1, cloud: str = "aws", price: Money | None = SOME, **more) -> Bill:
+    values = {"at_most": None, "begun": 1000.0, "ends_by": 1000.0 + 43200.0, **more}
+    return Bill("digits", 0, epoch, node, cloud, "us-east-1", "us-east-1a", "g4dn.xlarge", "spot", price, **values)
+
+
+@pytest.mark.parametrize(
+    ("cloud", "seconds", "billed"), [("aws", 10, 60), ("aws", 61, 61), ("gcp", 1, 60), ("autodl", 10, 10)]
+)
+def test_a_machine_costs_its_seconds_and_no_less_than_its_clouds_minimum(tmp_path, cloud, seconds, billed):
+    ledger = Ledger(tmp_path)
+    ledger.machine(bill(cloud=cloud, price=Money(Decimal(3600), "USD")))
+    ledger.gone(cloud, "i-1", 1000.0 + seconds)
+    assert costs(bills(tmp_path), 1e6)["total"] == {"amount": float(billed), "currency": "USD"}
+
+
+prices = st.one_of(st.none(), st.builds(Money, st.decimals("0.01", 50, places=4), st.sampled_from(["USD", "CNY"])))
+machines = st.tuples(
+    st.sampled_from(["autodl", "aws", "gcp", "local"]),
+    prices,
+    prices,
+    st.floats(0, 1e5).map(lambda seconds: round(seconds, 3)),
+    st.booleans(),
+)
+
+
+@given(found=st.lists(machines, min_size=1, max_size=6))
+def test_the_report_and_the_ledger_agree(found):
+    """Every placement, and every machine that went back, comes to the same amount in both."""
+    placements, tries, at = [], [], 1e6
+    with TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder))
+        for epoch, (cloud, price, at_most, seconds, kept) in enumerate(found, 1):
+            offer = Offer(cloud, "r", "z", "t", Gpu("T4", 1, 16), Market.SPOT, price)
+            node = Node(f"i-{epoch}", offer, JOB, epoch, "token", claimed_at=at)
+            ended, entry = at + seconds, bill(node.id, epoch=epoch, cloud=cloud, price=price, at_most=at_most, begun=at)
+            ledger.machine(entry)
+            if kept:
+                ledger.watched(entry)
+                watched = Watched(Ending.LOST, "", ended, ended, ended, None, 1)
+                released = Released(ended)
+                claimed = Claimed(offer, at, node, None, at_most)
+                placements.append(Placement(epoch, tuple(tries), claimed, node, watched, released))
+                tries = []
+            else:
+                tries.append(Claimed(offer, at, None, None, at_most, surplus=Surplus(node, ended)))
+            ledger.gone(cloud, node.id, ended)
+            at = ended + 1
+        seen = costs(bills(Path(folder)), at)
+        report = build_report(JOB, Begun(0, 1), placements, [], Ending.LIMIT, "", Finished(at, ()))
+    estimate = report["cost_estimate"]
+    assert isinstance(estimate, dict)
+    given_back = {one.surplus.node.id for one in tries if one.surplus}
+    of_report = [one for one in seen["jobs"][0]["machines"] if one["node"] not in given_back]
+    for currency in ("USD", "CNY"):
+        costed = [one["cost"]["amount"] for one in of_report if one["cost"] and one["cost"]["currency"] == currency]
+        assert sum(costed) == pytest.approx(estimate["by_currency"].get(currency, 0.0), abs=1e-4)
+    own = {one["node"]: one["cost"] for one in seen["jobs"][0]["machines"]}
+    placed = report["placements"]
+    assert isinstance(placed, list)
+    for placement in placed:
+        assert placement["cost"] == pytest.approx(own[placement["node"]], abs=1e-6)
+
+
+def test_a_running_machine_counts_until_now_and_one_that_nobody_saw_go_until_it_ends_itself(tmp_path):
+    Ledger(tmp_path).machine(bill())
+    assert costs(bills(tmp_path), 1000.0 + 3600)["total"]["amount"] == 0.5
+    assert costs(bills(tmp_path), 1000.0 + 3600)["jobs"][0]["machines"][0]["running"]
+    assert costs(bills(tmp_path), 1000.0 + 90000)["total"]["amount"] == 6.0
+
+
+def test_since_counts_only_what_came_after(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.machine(bill())
+    ledger.gone("aws", "i-1", 1000.0 + 7200)
+    ledger.machine(bill("i-2", epoch=2, begun=10000.0))
+    seen = costs(bills(tmp_path), 13600.0, since=1000.0 + 3600)
+    assert [one["cost"]["amount"] for one in seen["jobs"][0]["machines"]] == [0.5, 0.5]
+    assert [one["node"] for one in costs(bills(tmp_path), 13600.0, since=9999.0)["jobs"][0]["machines"]] == ["i-2"]
+
+
+def test_a_claim_that_was_repeated_after_a_crash_is_one_machine_and_a_torn_line_is_none(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.begin(1, 999.0, Terms())
+    ledger.machine(bill())
+    ledger.machine(bill(begun=1003.0))
+    ledger.watched(bill(begun=1003.0))
+    with (tmp_path / "spending.jsonl").open("a") as file:
+        file.write('{"kind": "machine", "epoch": 2}\n{"kind": "gone", "cl')
+    assert [(one.begun, one.watched, one.run) for one in bills(tmp_path)] == [(1003.0, True, 1)]
+
+
+def test_a_machine_that_an_earlier_release_claimed_is_entered_when_it_is_watched(tmp_path):
+    Ledger(tmp_path).watched(bill())
+    assert [(one.node, one.watched) for one in bills(tmp_path)] == [("i-1", True)]
+
+
+@pytest.fixture
+def two_jobs(tmp_path, monkeypatch):
+    """One job that went from AutoDL to a spot machine, and one on this machine, without a price."""
+    monkeypatch.setenv("FAILOVER_STATE_DIR", str(tmp_path))
+    now = time.time()
+    for name in ("digits", "small"):
+        directory = JobDirectory(tmp_path, name)
+        directory.create()
+        directory.remember(JobRecord(name, "0000000a", 1, open=True, config_path="failover.yaml", started_at=now))
+    ledger = Ledger(tmp_path / "jobs/digits")
+    ledger.begin(1, now - 9000, Terms(Money(Decimal(20), "USD"), None, Decimal("7.2")))
+    home = bill("pro-1", cloud="autodl", price=Money(Decimal("7.2"), "CNY"), begun=now - 9000, ends_by=now + 1e5,
+                expected=Money(Decimal("3.5"), "USD"), expected_h=3.4)  # fmt: skip
+    ledger.machine(home)
+    ledger.watched(home)
+    ledger.gone("autodl", "pro-1", now - 5400)
+    away = bill("i-2", epoch=2, price=None, at_most=SOME, likely=Money(Decimal("0.2"), "USD"), begun=now - 5460,
+                ends_by=now + 1e5)  # fmt: skip
+    ledger.machine(away)
+    ledger.watched(away)
+    ledger.moved("aws", "i-2", 2, [{"uri": "s3://far", "bytes": 10**9, "egress": {"amount": 0.09, "currency": "USD"}}])
+    ledger.gone("aws", "i-2", now - 5460 + 7200)
+    small = Ledger(tmp_path / "jobs/small")
+    small.begin(1, now - 100, Terms())
+    small.machine(bill("123", cloud="local", price=None, begun=now - 100, ends_by=now + 1e5))
+    return tmp_path
+
+
+def test_cost_shows_each_machine_the_plan_and_the_sums_and_calls_unknown_unknown(two_jobs):
+    shown = CliRunner().invoke(cli, ["cost"])
+    assert shown.exit_code == 0
+    text = " ".join(shown.output.split())
+    assert "at most 1.0000 USD" in text
+    assert "about 0.4000 USD by the plan's price" in text
+    assert "60 s beside the one before" in text
+    assert "digits: at most 7.2000 CNY, 1.0000 USD = 2.0000 USD + egress about 0.09 USD of the budget of 20 USD" in text
+    assert "run 1: planned 3.5000 USD in 3.40 h, came to 2.0000 USD in 2.98 h" in text
+    assert "small: no known cost + unknown: local/us-east-1/us-east-1a/g4dn.xlarge/spot" in text
+
+
+def test_cost_of_named_jobs_as_json(two_jobs):
+    document = json.loads(CliRunner().invoke(cli, ["cost", "digits", "--json", "--since", "1h"]).output)
+    assert [job["job"] for job in document["jobs"]] == ["digits"]
+    assert [one["node"] for one in document["jobs"][0]["machines"]] == ["i-2"]
+    assert document["jobs"][0]["machines"][0]["price_per_hour"] is None
+    assert sorted({bill.job for bill in all_bills(two_jobs)}) == ["digits", "small"]
+
+
+@pytest.mark.parametrize("words", ["yesterday", "3"])
+def test_a_time_that_is_none_is_said_in_one_line(two_jobs, words):
+    shown = CliRunner().invoke(cli, ["cost", "--since", words])
+    assert shown.exit_code == 2
+    assert "is no time: write a duration (12h, 7d) or a day" in shown.output
