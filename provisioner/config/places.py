@@ -187,6 +187,11 @@ class GcpConfig(Section):
         "store and nothing else.",
     )
     disk_gb: Annotated[int, Field(ge=50, le=65536)] = Field(default=100, description="Size of the disk in GB.")
+    preemption_notice: bool = Field(
+        default=False,
+        description="Ask that spot machines are told two minutes before they are taken, not as they are switched off "
+        "(`preemptionNoticeDuration`, at Google a preview).",
+    )
 
     @property
     def markets(self) -> tuple[Market, ...]:

@@ -28,9 +28,12 @@ def too_late(size_bytes: int, left_s: float, last: Commit | None) -> str:
     return f"it would take about {need:.0f} s, and {max(0.0, left_s):.0f} s are left"
 
 
-def longer_than_notice(commit: Commit, cloud: str) -> str:
-    """Say that saves take longer than what this cloud leaves after a notice, or nothing."""
-    leaves = NOTICE_S.get(cloud)
+def longer_than_notice(commit: Commit, cloud: str, leaves: float | None = None) -> str:
+    """Say that saves take longer than what this cloud leaves after a notice, or nothing.
+
+    ``leaves`` is what this very machine was started with, in seconds, where that is known.
+    """
+    leaves = leaves or NOTICE_S.get(cloud)
     if leaves is None or commit.seconds <= leaves:
         return ""
     return (

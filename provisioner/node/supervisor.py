@@ -279,6 +279,7 @@ class Supervisor:
             self._arrival.distrust,
             ttl_stop=self._ttl,
             look=self._lookout.look,
+            notice_s=self._lookout.notice_s,
             patience_s=self._end_patience,
         )
         try:

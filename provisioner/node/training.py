@@ -59,8 +59,8 @@ class Bench:
 class Training:
     """``phase`` is ``training``, ``stopping`` or ``saving``. ``ttl_stop`` gives a stop when this machine's time is up.
 
-    ``look`` asks every source of notices once; ``patience_s`` tells how long a last commit may take when nobody is in a
-    hurry, in seconds.
+    ``look`` asks every source of notices once; ``notice_s`` tells how long this machine's notice is, if that is known;
+    ``patience_s`` tells how long a last commit may take when nobody is in a hurry, in seconds.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Training:
         *,
         ttl_stop: Callable[[], Stop | None],
         look: Callable[[], None],
+        notice_s: Callable[[], float | None],
         patience_s: Callable[[], float],
     ) -> None:
         """Begin to keep checkpoints; the command is not started yet."""
@@ -78,6 +79,7 @@ class Training:
         self._bench = bench
         self._ttl_stop = ttl_stop
         self._look = look
+        self._notice_s = notice_s
         self._patience_s = patience_s
         self._child: Child | None = None
         self._oom_kills = machine.oom_kills()
@@ -218,7 +220,7 @@ class Training:
         bench.progress.on_commit(commit.position.step)
         bench.advice.saved(bench.progress.save_s() or commit.seconds)
         if bench.boot.pool is not None and not self._slow_told:
-            slow = pace.longer_than_notice(commit, bench.boot.cloud)
+            slow = pace.longer_than_notice(commit, bench.boot.cloud, self._notice_s())
             if slow:
                 self._slow_told = True
                 bench.note("slow", slow)

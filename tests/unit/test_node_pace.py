@@ -49,6 +49,11 @@ def test_saves_that_are_slower_than_the_notice_are_told_before_it_comes(cloud: s
     assert not told or "a save takes 40 s, and this cloud leaves 30 s after a notice" in line
 
 
+def test_a_machine_that_was_started_with_a_longer_notice_goes_by_that() -> None:
+    assert longer_than_notice(saved(4 * GB), "gcp", 120.0) == ""
+    assert "leaves 120 s" in longer_than_notice(saved(20 * GB), "gcp", 120.0)
+
+
 def test_the_size_of_a_tree_is_that_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/one").write_bytes(b"x" * 1000)

@@ -96,6 +96,11 @@ class Account:
         asked = {"project": self.project, **request}
         return getattr(self._client(client), method)(request=asked, retry=None, timeout=CALL_S)
 
+    def post_compute(self, path: str, body: object, query: Mapping[str, str]) -> Any:
+        """Post JSON to Compute Engine once, below the project; return the answer of ``requests``, a refusal too."""
+        url = f"{self._endpoint('compute')}projects/{self.project}/{path}"
+        return self._http_session().request("POST", url, json=body, params=dict(query), timeout=CALL_S)
+
     def http(self, method: str, service: str, path: str, body: object = None) -> Any:
         """Call ``iam`` or ``storage``, which need no library of their own; return the JSON of the answer.
 

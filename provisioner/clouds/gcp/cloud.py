@@ -187,7 +187,15 @@ class GcpCloud(RegionalCloud[GcpConfig, GcpStackSpec, Substrate]):
     def _claim(self, offer: Offer, launch: Launch) -> Node | Failure:
         made: Prepared = self._prepared(offer.region)
         config = self._of(offer.region)
-        place = Place(made.network, made.subnetwork, made.service_account, made.network_tag, made.image, config.disk_gb)
+        place = Place(
+            made.network,
+            made.subnetwork,
+            made.service_account,
+            made.network_tag,
+            made.image,
+            config.disk_gb,
+            config.preemption_notice,
+        )
         claim = Claim(self._compute(offer.region), self._clock, new=self._substrate(offer.region).new)
         return claim.make(body(place, offer, launch), offer, launch)
 

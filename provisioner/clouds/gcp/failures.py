@@ -99,6 +99,9 @@ NO_BUCKET = Meaning(
 _IMAGE = Meaning(
     FailureKind.INVALID, Scope.ACCOUNT, ACCOUNT_TTL_S, "see fallback.gcp.image, and disk_gb: the image must fit"
 )
+_NOTICE = Meaning(
+    FailureKind.INVALID, Scope.MARKET, ACCOUNT_TTL_S, "leave out fallback.gcp.preemption_notice: it is a preview"
+)
 
 TABLE: Final[Mapping[str, Meaning]] = {
     # No capacity
@@ -208,6 +211,7 @@ SENTENCES: Final[tuple[tuple[re.Pattern[str], Meaning], ...]] = tuple(
         ),
         (r"constraints/gcp\.resourceLocations|violates .*location", _LOCATION),
         (r"constraint constraints/|organization policy", _POLICY),
+        (r"preemption ?notice", _NOTICE),
         (r"preempt", _PREEMPTED),
         (r"external ?ip resource pool|no (more )?external ip", _NO_ADDRESS),
         (r"ip space of .* is exhausted", _SUBNET_FULL),

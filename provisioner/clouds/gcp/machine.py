@@ -19,6 +19,10 @@ _NAME_LETTERS: Final = 63
 _RUN_LEAST_S, _RUN_MOST_S = 30.0, 120 * 24 * 3600.0
 """What Google takes as the longest run of a machine."""
 _TOKEN_LETTERS: Final = 8
+NOTICE_S: Final = 120
+"""The one notice of a preemption that Google takes beside none, in seconds."""
+NOTICE_ATTRIBUTE: Final = "failover-preemption-notice-s"
+"""Tells the node how long its notice is: Google's own metadata do not."""
 LABEL_OWNER, LABEL_JOB, LABEL_UID, LABEL_EPOCH, LABEL_TOKEN = (
     tag.replace(":", "-") for tag in (TAG_OWNER, TAG_JOB, TAG_UID, TAG_EPOCH, TAG_TOKEN)
 )
@@ -34,6 +38,7 @@ class Place:
     network_tag: str
     image: str
     disk_gb: int
+    preemption_notice: bool = False
 
 
 def machine_name(launch: Launch) -> str:
@@ -97,6 +102,7 @@ def body(place: Place, offer: Offer, launch: Launch) -> dict[str, Any]:
     """
     machine_type, card, count = split_type(offer.instance_type)
     zone, found = f"zones/{offer.zone}", labels(launch.tags)
+    notice = place.preemption_notice and offer.market is Market.SPOT
     asked: dict[str, Any] = {
         "name": machine_name(launch),
         "machineType": f"{zone}/machineTypes/{machine_type}",
@@ -114,13 +120,15 @@ def body(place: Place, offer: Offer, launch: Launch) -> dict[str, Any]:
             }
         ],
         "networkInterfaces": [_interface(place)],
-        "scheduling": _scheduling(offer.market, launch.ttl_s),
+        "scheduling": _scheduling(offer.market, launch.ttl_s, notice=notice),
         "shieldedInstanceConfig": {
             "enableSecureBoot": False,  # NVIDIA's driver is not signed on the images that there are
             "enableVtpm": True,
             "enableIntegrityMonitoring": True,
         },
-        "metadata": {"items": [{"key": key, "value": value} for key, value in _metadata(launch).items()]},
+        "metadata": {
+            "items": [{"key": key, "value": value} for key, value in _metadata(launch, notice=notice).items()]
+        },
     }
     if place.network_tag:
         asked["tags"] = {"items": [place.network_tag]}
@@ -139,23 +147,25 @@ def _interface(place: Place) -> dict[str, Any]:
     return {**where, "accessConfigs": [{"name": "External NAT", "type": "ONE_TO_ONE_NAT"}]}
 
 
-def _scheduling(market: Market, ttl_s: float) -> dict[str, Any]:
-    return {
+def _scheduling(market: Market, ttl_s: float, *, notice: bool) -> dict[str, Any]:
+    asked: dict[str, Any] = {
         "provisioningModel": "SPOT" if market is Market.SPOT else "STANDARD",
         "instanceTerminationAction": "DELETE",
         "onHostMaintenance": "TERMINATE",  # a machine with cards cannot be moved while it runs
         "automaticRestart": False,
         "maxRunDuration": {"seconds": str(int(min(max(ttl_s, _RUN_LEAST_S), _RUN_MOST_S)))},
     }
+    return asked | ({"preemptionNoticeDuration": {"seconds": str(NOTICE_S)}} if notice else {})
 
 
-def _metadata(launch: Launch) -> dict[str, str]:
-    return {
+def _metadata(launch: Launch, *, notice: bool) -> dict[str, str]:
+    asked = {
         "startup-script": launch.user_data,
         "enable-oslogin": "TRUE",
         "block-project-ssh-keys": "TRUE",
         "install-nvidia-driver": "True",
     }
+    return asked | ({NOTICE_ATTRIBUTE: str(NOTICE_S)} if notice else {})
 
 
 def _disk_type(machine_type: str) -> str:

@@ -92,16 +92,17 @@ class Preemption(_Key):
     def __init__(self, metadata: GceMetadata, *, clock: Callable[[], float] = time.time) -> None:
         """Ask nothing yet."""
         super().__init__(metadata, clock=clock)
-        self._notice_s: float | None = None
+        self.notice_s: float | None = None
+        """What this machine was started with, once it was asked."""
 
     def watch(self, wait_s: float) -> Notice | None:
         """Return the notice when there is one. Raises SourceAway."""
-        if self._notice_s is None:  # beforehand: at the notice there is no time to lose
-            self._notice_s = _notice_s(self._metadata.get(f"attributes/{NOTICE_ATTRIBUTE}")[0])
+        if self.notice_s is None:  # beforehand: at the notice there is no time to lose
+            self.notice_s = _notice_s(self._metadata.get(f"attributes/{NOTICE_ATTRIBUTE}")[0])
         value, since = self._value(wait_s)
         if value.upper() != "TRUE":
             return None
-        return Notice("spot preempted", self.name, since + self._notice_s, f"{self._notice_s:.0f} s of notice")
+        return Notice("spot preempted", self.name, since + self.notice_s, f"{self.notice_s:.0f} s of notice")
 
 
 class Maintenance(_Key):

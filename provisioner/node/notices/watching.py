@@ -65,6 +65,10 @@ class Lookout:
         for source in self._watched:
             threading.Thread(target=self._watch, args=(source,), name="notices", daemon=True).start()
 
+    def notice_s(self) -> float | None:
+        """Return what this machine's notice leaves, in seconds, where its cloud tells beforehand."""
+        return next((source.notice_s for source in self._watched if isinstance(source, Preemption)), None)
+
     def close(self) -> None:
         """Ask no more."""
         self._closing.set()

@@ -62,6 +62,11 @@ def deletes(instance: Resource) -> bool:
     return bool(instance["scheduling"].get("instanceTerminationAction") == "DELETE")
 
 
+def ahead_s(instance: Resource) -> float:
+    """Return how long a preemption is announced before the power button is pressed, in seconds."""
+    return float((instance["scheduling"].get("preemptionNoticeDuration") or {}).get("seconds", 0))
+
+
 def call_of(instance: Resource, project: str) -> Call:
     """Return what was asked for a machine, as rules and quotas see it."""
     return requests.describe("instances.insert", project, last(instance["zone"]), instance, "")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from provisioner.sandbox.gce import places, requests
-from provisioner.sandbox.gce.facts import attributes, call_of, deletes, facts, machine_id, needs
+from provisioner.sandbox.gce.facts import ahead_s, attributes, call_of, deletes, facts, machine_id, needs
 from provisioner.sandbox.gce.faults import Call, GceFault, GceFaults, Refused, failed, quota_details
 from provisioner.sandbox.gce.metadata import GceMetadata
 from provisioner.sandbox.gce.world import Operation, Resource, World, last, now
@@ -213,7 +213,10 @@ class Instances:
             self._go(instance, delete=spot and deletes(instance))
 
     def interrupt(self, machine: str, notice_s: float = NOTICE_S) -> None:
-        """Preempt: the metadata say so and the power button is pressed; the plug is pulled after ``notice_s``."""
+        """Preempt: the metadata say so and the power button is pressed; the plug is pulled after ``notice_s``.
+
+        A machine that was asked for with a notice ahead of that runs on for so long before its button is pressed.
+        """
         with self._world.lock:
             instance = self._known(machine)
             if instance["status"] != "RUNNING":
@@ -224,6 +227,17 @@ class Instances:
                 metadata.preempt()
             self._event("compute.instances.preempted", instance)
             self._preempted.add(machine)
+            if ahead := ahead_s(instance):
+                self._later(ahead, lambda: self._press(machine, notice_s))
+            else:
+                self._press(machine, notice_s)
+
+    def _press(self, machine: str, notice_s: float) -> None:
+        """Press the power button of a machine that is preempted, if it is still there."""
+        with self._world.lock:
+            instance = self.instance(machine)
+            if instance is None or machine not in self._preempted or instance["status"] != "RUNNING":
+                return
             instance["status"] = "STOPPING"
             self._machines.halt(machine)
             self._later(notice_s, lambda: self._guest_off(machine))

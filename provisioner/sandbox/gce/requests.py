@@ -20,6 +20,7 @@ _IMAGES = re.compile(
     r"(family/)?[a-z0-9-]+"
 )
 _RUN_S = (30, 120 * 24 * 3600)
+_NOTICES_S = (0, 120)
 _NO_UUID = "00000000-0000-0000-0000-000000000000"
 
 
@@ -142,6 +143,10 @@ def _check_scheduling(call: Call, body: Resource) -> None:
     if span is not None and not _RUN_S[0] <= int(span) <= _RUN_S[1]:
         why = f"Must be between {_RUN_S[0]} and {_RUN_S[1]} seconds."
         raise invalid("resource.scheduling.maxRunDuration", span, why)
+    notice = (scheduling.get("preemptionNoticeDuration") or {}).get("seconds")
+    if notice is not None and (int(notice) not in _NOTICES_S or call.market != "spot"):
+        why = "Must be 0 or 120 seconds, for a VM instance that has the spot provisioning model."
+        raise invalid("resource.scheduling.preemptionNoticeDuration", notice, why)
     if scheduling.get("instanceTerminationAction") and call.market != "spot" and span is None:
         why = "You cannot specify a termination action for a VM instance that has the standard provisioning model."
         raise invalid("resource.scheduling.instanceTerminationAction", "", why)
