@@ -27,7 +27,8 @@ from typing import Any
 import yaml
 
 from provisioner.sandbox.client import open_box
-from provisioner.sandbox.drill import JOB, Drill, run_controller
+from provisioner.sandbox.drill import JOB, Drill
+from provisioner.sandbox.drill_controller import run_controller
 from provisioner.telemetry import events
 
 WAYS: Mapping[str, dict[str, Any]] = {

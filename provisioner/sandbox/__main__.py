@@ -28,15 +28,20 @@ _LOOK_S = 0.25
 
 def main(argv: list[str] | None = None) -> int:
     """Run the server; return the exit code."""
+    parent = os.getppid()
     parser = argparse.ArgumentParser(prog="python -m provisioner.sandbox", description="A cloud in a box on loopback.")
     parser.add_argument("--directory", type=Path, required=True, help="where machines and sandbox.json are kept")
     parser.add_argument("--scenario", type=Path, help="a scenario file, e.g. examples/drills/default.yaml")
     parser.add_argument(
-        "--exit-with-parent", action="store_true", help="end when the process that started this one ends"
+        "--exit-with-parent",
+        type=int,
+        nargs="?",
+        const=parent,
+        metavar="PID",
+        help="end when the process that started this one ends; PID, if it may have ended already",
     )
     parser.add_argument("--image", help="let machines start containers of this image, which the engine here has")
     options = parser.parse_args(argv)
-    parent = os.getppid()
     logging.basicConfig(level=logging.WARNING, format="sandbox: %(message)s", stream=sys.stderr)
     try:
         scenario = load(options.scenario) if options.scenario else None
@@ -51,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         print(json.dumps(sandbox.start()), flush=True)  # noqa: T201 - stdout is data
         while not ended.wait(_LOOK_S):
-            if options.exit_with_parent and os.getppid() != parent:
+            if options.exit_with_parent not in {None, os.getppid()}:
                 break
     finally:
         sandbox.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 
 from provisioner.errors import ConfigError, FailoverError, Unreachable
+from provisioner.sandbox.machines import MARKER
 from provisioner.sandbox.scenario import Scenario, load
 
 BUCKET = "failover-drill"
@@ -42,6 +44,7 @@ class Box:
     control: str
     env: Mapping[str, str] = field(repr=False)
     scenario: Scenario
+    directory: Path
 
     @property
     def access_key_id(self) -> str:
@@ -54,9 +57,24 @@ class Box:
         return self.env["AWS_SECRET_ACCESS_KEY"]
 
     def environ(self, base: Mapping[str, str], *, state: Path, provider: str = "auto") -> dict[str, str]:
-        """Return an environment for a controller: the operator's accounts are out of its reach."""
+        """Return an environment for a controller: the operator's accounts are out of its reach.
+
+        What has it, Terraform included, ends with the box.
+        """
         kept = {name: value for name, value in base.items() if not name.startswith(_OPERATORS_OWN)}
-        return {**kept, **self.env, "FAILOVER_STATE_DIR": str(state), "FAILOVER_TF_PROVIDER": provider}
+        ours = {"FAILOVER_STATE_DIR": str(state), "FAILOVER_TF_PROVIDER": provider, MARKER: str(self.directory)}
+        return {**kept, **self.env, **ours}
+
+    def name_controller(self, pid: int) -> None:
+        """Say which process a scenario's ``kill_controller`` kills. Raises Unreachable."""
+        try:
+            answer = httpx.post(
+                f"{self.control}/controller", json={"pid": pid}, timeout=CONTROL_TIMEOUT_S, trust_env=False
+            )
+            answer.raise_for_status()
+        except httpx.HTTPError as error:
+            message = f"the cloud in a box does not answer: {type(error).__name__}"
+            raise Unreachable(message) from None
 
     def state(self) -> dict[str, Any]:
         """Return what the clouds hold, which machines run, and what is left. Raises Unreachable."""
@@ -93,7 +111,7 @@ def open_box(directory: Path, scenario: Path, *, image: str | None = None) -> It
     with (directory / "sandbox.log").open("wb") as log:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "provisioner.sandbox", "--exit-with-parent"),
+                *(sys.executable, "-m", "provisioner.sandbox", "--exit-with-parent", str(os.getpid())),
                 *("--directory", str(directory), "--scenario", str(scenario)),
                 *(("--image", image) if image else ()),
             ],
@@ -109,7 +127,8 @@ def open_box(directory: Path, scenario: Path, *, image: str | None = None) -> It
         if not line:
             raise _did_not_start(process.wait(END_S), directory / "sandbox.log")
         ready = json.loads(line)
-        box = Box(ready["autodl"], ready["aws"], ready["gcp"], ready["control"], ready["env"], loaded)
+        addresses = (ready["autodl"], ready["aws"], ready["gcp"], ready["control"])
+        box = Box(*addresses, ready["env"], loaded, directory.absolute())
         box.make_bucket()
         yield box
     finally:

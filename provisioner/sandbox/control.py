@@ -12,6 +12,7 @@
 | ``POST quotas`` ``[{"metric": .., "region": .., "limit": ..}]`` | set Google Cloud's quotas |
 | ``POST metadata/<id>`` ``{"status": 503, "seconds": 40}`` | break a metadata endpoint for a while |
 | ``POST metadata/<id>`` ``{"rebalance": true}`` | recommend to move; at Google Cloud: announce maintenance |
+| ``POST controller`` ``{"pid": 4711}`` | name the process that ``kill_controller`` of a scenario kills |
 | ``POST machines/<id>/reboot`` | press the reset button |
 | ``POST machines/<id>/kill`` | pull the plug behind the cloud's back |
 | ``GET machines/<id>/console`` | the console log, as text |
@@ -49,6 +50,7 @@ _URLS = Map(
         Rule("/stock", endpoint="stock", methods=["POST"]),
         Rule("/quotas", endpoint="quotas", methods=["POST"]),
         Rule("/metadata/<machine_id>", endpoint="metadata", methods=["POST"]),
+        Rule("/controller", endpoint="controller", methods=["POST"]),
         Rule("/machines/<machine_id>/reboot", endpoint="reboot", methods=["POST"]),
         Rule("/machines/<machine_id>/kill", endpoint="kill", methods=["POST"]),
         Rule("/machines/<machine_id>/console", endpoint="console", methods=["GET"]),
@@ -149,6 +151,13 @@ class Control:
         if body.get("rebalance"):
             metadata.maintain() if isinstance(metadata, GceMetadata) else metadata.rebalance()
         return _json({"url": metadata.url})
+
+    def _controller(self, request: Request) -> Response:
+        pid = _body(request, dict).get("pid")
+        if not isinstance(pid, int):
+            raise BadRequest("pid must be a number")
+        self._sandbox.name_controller(pid)
+        return _json({})
 
     def _reboot(self, _: Request, machine_id: str) -> Response:
         self._sandbox.machines.reboot(machine_id)

@@ -9,11 +9,9 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,11 @@ import yaml
 from provisioner import assets
 from provisioner.checkpoint.restore import restore
 from provisioner.checkpoint.store import Credentials, open_store
-from provisioner.errors import FailoverError
 from provisioner.model import JobRef
 from provisioner.sandbox.client import BUCKET, Box, open_box
 from provisioner.sandbox.containers import Containers, choose
+from provisioner.sandbox.drill_controller import play_controller
+from provisioner.sandbox.machines import MARKER
 from provisioner.sandbox.notices import heard
 from provisioner.sandbox.scenario import load
 
@@ -34,7 +33,6 @@ JOB = "digits"
 STEPS = 100
 EVERY = 10
 STEP_SECONDS = 0.6
-CONTROLLER_DEADLINE_S = 900.0
 CANNOT_PROVE = (
     "real capacity, prices and quotas",
     "how long a real machine takes to boot",
@@ -62,7 +60,7 @@ class Drill:
 
         ``provider`` is ``auto``, ``official`` or ``stand-in``. With ``docker`` machines run containers of ``image``,
         or of what ``make image`` builds where an engine has it; else processes. ``controller`` runs the job; by
-        default it is a process. Raises ConfigError for a scenario with a mistake.
+        default it is a process, which the scenario may kill. Raises ConfigError for a scenario with a mistake.
         """
         self.scenario = scenario or assets.path("examples/drills/default.yaml")
         load(self.scenario)  # a mistake in it is said before anything starts
@@ -72,7 +70,7 @@ class Drill:
         self.step_seconds = step_seconds
         self.say = say
         self._directory = directory
-        self._controller = controller or run_controller
+        self._controller = controller
 
     def run(self) -> dict[str, Any]:
         """Play the scenario and return the report. Raises FailoverError when the drill itself cannot be held."""
@@ -85,9 +83,14 @@ class Drill:
             box = stack.enter_context(open_box(folder / "cloud", self.scenario, image=image))
             self.say(f"cloud in a box: AutoDL at {box.autodl}, AWS at {box.aws}, Google Cloud at {box.gcp}")
             self.say(f"files in {folder}")
-            reference = stack.enter_context(_reference(folder / "reference", containers))
+            reference = stack.enter_context(_reference(folder / "reference", containers, str(box.directory)))
             environ = box.environ(os.environ, state=folder / "state", provider=self.provider)
-            report = self._controller(self.write_config(folder, box, image=image), environ, self.say)
+            config = self.write_config(folder, box, image=image)
+            absences: list[dict[str, Any]] = []
+            if self._controller is None:
+                report, absences = play_controller(box, JOB, config, environ, self.say)
+            else:
+                report = self._controller(config, environ, self.say)
             state = box.state()
             report["leaked"] = [*report.get("leaked", []), *state["left"]]
             if containers is not None:
@@ -99,6 +102,7 @@ class Drill:
                 "machines": "processes" if image is None else f"containers of {image}",
                 "terraform": _toolchain(folder / "state"),
                 "launches": state["launches"],
+                "absences": absences,
                 "notices": heard(folder / "cloud" / "machines", state["events"]),
                 "cannot_prove": list(CANNOT_PROVE),
             }
@@ -174,58 +178,10 @@ def _lay_over(base: dict[str, Any], changes: Mapping[str, Any]) -> None:
             base[name] = value
 
 
-def run_controller(config: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> dict[str, Any]:
-    """Run ``failover run`` as a process; its words go to ``say``, its report is returned. Raises FailoverError."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "provisioner.cli", "run", str(config), "--json"],
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C reaches the drill, which ends the controller in order
-    )
-    assert process.stdout is not None  # noqa: S101 - asked for above
-    assert process.stderr is not None  # noqa: S101
-    left = threading.Event()
-    words = threading.Thread(target=_relay, args=(process.stderr, say, left), daemon=True)
-    words.start()
-    alarm = threading.Timer(CONTROLLER_DEADLINE_S, process.kill)
-    alarm.start()
-    try:
-        output = process.stdout.read()
-        process.wait()
-    finally:
-        alarm.cancel()
-        if process.poll() is None:
-            left.set()  # it would say that the job goes on, but its cloud ends with the drill
-            process.send_signal(signal.SIGTERM)
-            process.wait(10)
-    words.join(5)
-    process.stdout.close()
-    process.stderr.close()
-    try:
-        report = json.loads(output)
-    except ValueError as error:
-        message = f"the controller ended with {process.returncode} and no report"
-        raise FailoverError(message) from error
-    if not isinstance(report, dict):
-        message = f"the controller's report is a {type(report).__name__}"
-        raise FailoverError(message)
-    return report
-
-
-def _relay(stream: Any, say: Callable[[str], None], left: threading.Event) -> None:
-    """Hand on what the controller says until ``left`` is set."""
-    for line in stream:
-        if not left.is_set():
-            say(line.rstrip("\n"))
-
-
 class _Reference:
     """The same training, never interrupted, beside the drill; in a container of the image where machines have one."""
 
-    def __init__(self, folder: Path, containers: Containers | None) -> None:
+    def __init__(self, folder: Path, containers: Containers | None, mark: str) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
         place = {"FAILOVER_CHECKPOINT_DIR": str(folder), "FAILOVER_RESTORE_PATH": "", "FAILOVER_RESTORED": "0"}
@@ -233,7 +189,7 @@ class _Reference:
         script = assets.path("examples/train_digits.py")
         if containers is None:
             argv = [sys.executable, str(script), *words]
-            environ = {"PATH": os.environ.get("PATH", ""), **place}
+            environ = {"PATH": os.environ.get("PATH", ""), **place, MARKER: mark}
         else:
             options = ["--network", "none", "--workdir", str(folder), "--entrypoint", "python"]
             options += ["--volume", f"{script.parent}:{script.parent}:ro", "--volume", f"{folder}:{folder}"]
@@ -261,8 +217,8 @@ class _Reference:
 
 
 @contextlib.contextmanager
-def _reference(folder: Path, containers: Containers | None) -> Iterator[_Reference]:
-    reference = _Reference(folder, containers)
+def _reference(folder: Path, containers: Containers | None, mark: str) -> Iterator[_Reference]:
+    reference = _Reference(folder, containers, mark)
     try:
         yield reference
     finally:

@@ -204,7 +204,7 @@ class Machines:
 
     def _clear(self, directory: Path) -> None:
         """End what the guest has left, if it was killed itself."""
-        _kill_marked(directory)
+        kill_marked(directory)
         if self._containers is not None:
             end_containers(str(directory / "bin" / "docker"), f"{MACHINE_LABEL}={directory}")
 
@@ -261,8 +261,8 @@ def marked(directory: Path) -> set[int]:
     return {pid for pid in pids if needle in read_marks(pid)}
 
 
-def _kill_marked(directory: Path) -> None:
-    """Kill what still carries the machine's mark; a second net below the guest's own.
+def kill_marked(directory: Path) -> None:
+    """Kill what still carries the mark of a directory; for a machine a second net below the guest's own.
 
     A process in the middle of an exec shows no environment, so nothing seen once is not yet nothing there.
     """

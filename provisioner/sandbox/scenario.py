@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import threading
-import time
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -16,9 +12,6 @@ from provisioner.errors import ConfigError
 from provisioner.sandbox.faults import Fault
 from provisioner.sandbox.gce.faults import GceFault
 
-_LOG = logging.getLogger(__name__)
-_LOOK_S = 0.1
-"""Time between two looks at the heartbeats: a quarter of the shortest step that a drill trains."""
 NOTICE_S = {"aws": 120.0, "gcp": 30.0}
 """What a cloud gives between the notice and the end of a spot machine, in seconds."""
 _WORDS = {
@@ -114,6 +107,12 @@ class Notice(_Part):
     seconds: Seconds | None = None
 
 
+class KillController(_Part):
+    """The controller is killed with -9 and started again ``seconds`` later; without them when no machine is left."""
+
+    seconds: Seconds | None = None
+
+
 class Do(_Part):
     """What happens. Several things happen in the order of the fields."""
 
@@ -122,6 +121,14 @@ class Do(_Part):
     take_machine: TakeMachine | None = None
     notice: Notice | None = None
     stock: Literal["zero"] | tuple[Stock, ...] | None = None
+    kill_controller: KillController | None = None
+
+    @model_validator(mode="after")
+    def _alone(self) -> Do:
+        if self.kill_controller is not None and self.model_fields_set != {"kill_controller"}:
+            message = "`kill_controller` is an event of its own"
+            raise ValueError(message)
+        return self
 
 
 class Event(_Part):
@@ -195,109 +202,3 @@ def _line(node: Any, location: tuple[int | str, ...]) -> int:
         else:
             break
     return line
-
-
-class Theatre(Protocol):
-    """What a scenario acts on: the sandbox."""
-
-    aws: Any
-    gcp: Any
-
-    def take(self, cloud: str, machine_id: str | None = None) -> str:
-        """Take a machine away."""
-        ...
-
-    def notice(self, seconds: float | None, machine_id: str | None = None, cloud: str = "aws") -> str:
-        """Give the spot notice."""
-        ...
-
-    def set_stock(self, stock: list[dict[str, Any]]) -> None:
-        """Set AutoDL's idle cards."""
-        ...
-
-
-class Stage:
-    """Sets the scene and lets the events happen."""
-
-    def __init__(self, theatre: Theatre, scenario: Scenario) -> None:
-        """Take a scenario and what it acts on."""
-        self._theatre = theatre
-        self._scenario = scenario
-        self._left = list(scenario.events)
-        self._log: list[dict[str, Any]] = []
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._play, name="scenario", daemon=True)
-        self._started = time.monotonic()
-
-    def start(self) -> None:
-        """Set the scene; play the events in the background."""
-        self._started = time.monotonic()
-        self._theatre.aws.faults.set(self._scenario.aws.faults)
-        self._theatre.gcp.faults.set(self._scenario.gcp.faults)
-        for quota in self._scenario.gcp.quotas:
-            self._theatre.gcp.set_quota(quota.metric, quota.limit, quota.region)
-        if self._scenario.autodl.stock is not None:
-            self._theatre.set_stock([stock.model_dump() for stock in self._scenario.autodl.stock])
-        if self._left:
-            self._thread.start()
-
-    def stop(self) -> None:
-        """Let no further event happen."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def log(self) -> list[dict[str, Any]]:
-        """Return what happened so far, and when (Unix time)."""
-        return list(self._log)
-
-    def _play(self) -> None:
-        while self._left and not self._stopped.wait(_LOOK_S):
-            needed = {event.when.epoch for event in self._left if event.when.epoch is not None}
-            beats = self._beats() if needed else {}
-            for event in [event for event in self._left if self._due(event.when, beats)]:
-                if self._act(event.do):
-                    self._left.remove(event)
-
-    def _due(self, when: When, beats: dict[int, tuple[int, int]]) -> bool:
-        if when.after is not None and time.monotonic() - self._started < when.after:
-            return False
-        if when.epoch is None:
-            return True
-        step, committed = beats.get(when.epoch, (-1, -1))
-        return step >= (when.step or 0) and (when.committed is None or committed >= when.committed)
-
-    def _beats(self) -> dict[int, tuple[int, int]]:
-        """Return the step and the last committed step that each epoch's node reported last."""
-        found = {}
-        for _, content in self._theatre.aws.object(r"epochs/\d+/heartbeat\.json"):
-            try:
-                beat = json.loads(content)
-                committed = int((beat.get("last_commit") or {"step": -1})["step"])
-                found[int(beat["epoch"])] = (int(beat.get("step") or 0), committed)
-            except (ValueError, KeyError, TypeError):
-                _LOG.warning("a heartbeat that cannot be read")
-        return found
-
-    def _act(self, do: Do) -> bool:
-        """Do it; False when there is no machine to do it to yet."""
-        machine, begin = None, time.time()
-        if do.faults is not None:
-            self._theatre.aws.faults.set(do.faults)
-        if do.gcp_faults is not None:
-            self._theatre.gcp.faults.set(do.gcp_faults)
-        try:
-            if do.take_machine is not None:
-                machine = self._theatre.take(do.take_machine.cloud)
-            if do.notice is not None:
-                machine = self._theatre.notice(do.notice.seconds, cloud=do.notice.cloud)
-        except LookupError:
-            return False
-        if do.stock is not None:  # last: a card that was just taken is free for others, or it is not
-            self._theatre.set_stock([] if do.stock == "zero" else [stock.model_dump() for stock in do.stock])
-        done = do.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        event: dict[str, Any] = {"time": begin, "do": done, "machine": machine}
-        if do.notice is not None:
-            event["notice_s"] = NOTICE_S[do.notice.cloud] if do.notice.seconds is None else do.notice.seconds
-        self._log.append(event)
-        return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import threading
 import time
 from pathlib import Path
@@ -20,9 +21,10 @@ from provisioner.sandbox.faults import Faults
 from provisioner.sandbox.gce.emulator import GceEmulator
 from provisioner.sandbox.gce.faults import GceFaults
 from provisioner.sandbox.gce.metadata import GceMetadata
-from provisioner.sandbox.machines import Machines
+from provisioner.sandbox.machines import Machines, kill_marked
 from provisioner.sandbox.metadata import Metadata
-from provisioner.sandbox.scenario import NOTICE_S, Scenario, Stage
+from provisioner.sandbox.scenario import NOTICE_S, Scenario
+from provisioner.sandbox.stage import Stage
 
 if TYPE_CHECKING:
     from provisioner.sandbox.containers import Containers
@@ -49,6 +51,7 @@ class Sandbox:
         self.autodl: Box | None = None
         self._control = Control(self)
         self._stage: Stage | None = None
+        self._controller: int | None = None
         self._started_at = time.time()
 
     def start(self) -> dict[str, Any]:
@@ -76,9 +79,10 @@ class Sandbox:
         return ready
 
     def stop(self) -> None:
-        """Kill every machine and close every port."""
+        """Kill every machine, and what carries our own mark, and close every port."""
         if self._stage is not None:
             self._stage.stop()
+        kill_marked(self.directory)
         stops = (self.machines.stop_all, self._control.stop, self.aws.stop, self.gcp.stop)
         threads = [threading.Thread(target=stop) for stop in stops]
         if self.autodl is not None:
@@ -144,6 +148,25 @@ class Sandbox:
         """Set AutoDL's idle cards."""
         if self.autodl is not None:
             self.autodl.set_stock(stock)
+
+    def name_controller(self, pid: int) -> None:
+        """Take note of the process that is the controller. Raises LookupError where there is none."""
+        try:
+            process = os.pidfd_open(pid)  # unlike its number it never stands for another process
+        except OSError as error:
+            raise LookupError(f"process {pid}") from error
+        old, self._controller = self._controller, process
+        if old is not None:
+            os.close(old)
+
+    def kill_controller(self) -> None:
+        """Kill the controller with -9. Raises LookupError where none was named, or it has ended."""
+        if self._controller is None:
+            raise LookupError("no controller was named")
+        try:
+            signal.pidfd_send_signal(self._controller, signal.SIGKILL)
+        except ProcessLookupError as error:
+            raise LookupError("the controller has ended") from error
 
     def state(self) -> dict[str, Any]:
         """Return what the clouds hold, which machines run, and what is left of ours."""

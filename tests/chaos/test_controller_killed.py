@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from provisioner.sandbox.drill import Drill, run_controller
+from provisioner.sandbox.drill import Drill
+from provisioner.sandbox.drill_controller import run_controller
 
 DYING = Path(__file__).with_name("dying_controller.py")
 STEPS_OF_A_DRILL = 14

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -188,18 +189,28 @@ def test_autodl_and_aws_have_nothing_google_cloud_says_yes_then_no_and_zone_b_fi
 
 
 @pytest.mark.slow
-def test_an_interrupted_drill_leaves_nothing_and_promises_nothing(tmp_path: Path) -> None:
+def test_a_job_whose_controller_is_dead_ends_by_itself_and_the_next_run_tells_all_of_it(tmp_path: Path) -> None:
+    report = played("controller-dead", tmp_path / "d")
+    (absence,) = report["drill"]["absences"]
+    status, at_the_end = absence["status"], absence["left"]
+    (placement,) = report["placements"]
+    assert (status["state"], status["controller"], status["node"]) == ("left", None, placement["node"])
+    assert status["step"] < 100, "it died long before the job ended"
+    off = f"autodl/instance/{placement['node']}"  # nobody but a controller can give it back; off it costs nothing
+    free = ("aws/launch-template/", "aws/role/", "aws/instance-profile/", "aws/security-group/")
+    assert [thing for thing in at_the_end if not thing.startswith(free)] == [off]
+    assert (report["result"], report["final_step"], report["steps_lost"]) == ("completed", 100, 0)
+    assert placement["claimed_at"] < absence["killed_at"] < absence["back_at"] < placement["ended_at"]
+    assert report["cost_estimate"]["by_currency"]["CNY"] > 0
+    assert report["leaked"] == []
+    assert report["model_identical"] is True
+    assert processes_of(tmp_path) == []
+
+
+def until_first_heartbeat(folder: Path) -> subprocess.Popen[str]:
+    """Start a drill and return when its job's machine lives: Terraform adopts it at that moment."""
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "provisioner.cli",
-            "drill",
-            "--provider",
-            "stand-in",
-            "--directory",
-            str(tmp_path / "d"),
-        ],
+        [sys.executable, "-m", "provisioner.cli", "drill", "--provider", "stand-in", "--directory", str(folder)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -209,6 +220,23 @@ def test_an_interrupted_drill_leaves_nothing_and_promises_nothing(tmp_path: Path
     for line in process.stderr:
         if "first heartbeat" in line:
             break
+    return process
+
+
+@pytest.mark.slow
+def test_a_drill_that_is_killed_takes_its_controller_clouds_machines_and_terraform_with_it(tmp_path: Path) -> None:
+    with until_first_heartbeat(tmp_path / "d") as process:
+        assert len(processes_of(tmp_path)) > 4, "the drill, its cloud, controller, machine and node"
+        process.kill()
+    until = time.monotonic() + 60
+    while processes_of(tmp_path) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_an_interrupted_drill_leaves_nothing_and_promises_nothing(tmp_path: Path) -> None:
+    process = until_first_heartbeat(tmp_path / "d")
     process.send_signal(signal.SIGINT)
     out, said = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -15,7 +15,8 @@ import boto3
 import pytest
 
 from provisioner.sandbox.client import BUCKET
-from provisioner.sandbox.drill import Drill, run_controller
+from provisioner.sandbox.drill import Drill
+from provisioner.sandbox.drill_controller import run_controller
 
 CANARY = "canary-7f3e9a51c0d24b86"
 SCENARIO = """
