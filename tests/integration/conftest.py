@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,8 +160,10 @@ class NodeJob:
         *,
         machine: str = "",
         environ: dict[str, str] | None = None,
+        inside: Sequence[str] = (),
         **boot: Any,
     ) -> NodeProcess:
+        """Start a node. ``inside`` are words before its command that put it somewhere."""
         directory = self.root / (machine or f"machine-{epoch}")
         directory.mkdir(exist_ok=True)
         content: dict[str, Any] = {
@@ -179,7 +181,7 @@ class NodeJob:
         (directory / "bootstrap.json").write_text(json.dumps(content | boot))
         with (directory / "node-output.txt").open("a") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "provisioner.node", "--bootstrap", str(directory / "bootstrap.json")],
+                [*inside, sys.executable, "-m", "provisioner.node", "--bootstrap", str(directory / "bootstrap.json")],
                 stdout=output,
                 stderr=output,
                 text=True,

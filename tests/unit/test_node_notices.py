@@ -20,7 +20,7 @@ from provisioner.node.notices.asking import Answer
 from provisioner.node.notices.ec2 import Ec2
 from provisioner.node.notices.gpu import Gpu, family
 from provisioner.node.notices.hints import Hints
-from provisioner.node.notices.source import Notice, SourceAbsent, SourceAway
+from provisioner.node.notices.source import Notice, SourceAbsent, SourceAway, SourceSilent
 from provisioner.node.notices.watching import Lookout
 from provisioner.node.verdict import Cause
 
@@ -65,6 +65,27 @@ def test_r30_an_expired_token_is_renewed_once():
     metadata = ScriptedEc2((200, b"old"), (401, b""), (200, b"new"), (200, NOTICE))
     assert metadata.watch(0) == Notice("spot terminate", metadata.name, 1200.0)
     assert [method for method, _ in metadata.asked] == ["PUT", "GET", "PUT", "GET"]
+
+
+@pytest.mark.parametrize(
+    ("plain", "told"),
+    [
+        ((401, b""), "hop limit is 1"),
+        ((200, b"ami-id"), "hop limit is 1"),
+        ((503, b""), "does not answer"),
+        (SourceAway("no connection: TimeoutError"), "no connection: TimeoutError"),
+    ],
+)
+def test_r30_a_token_that_does_not_come_back_is_told_from_a_service_that_is_not_there(plain, told):
+    metadata = ScriptedEc2(SourceSilent("it takes the connection and does not answer"), plain)
+    with pytest.raises(SourceAway, match=told):
+        metadata.watch(0)
+
+
+def test_r30_where_nobody_takes_the_connection_nothing_more_is_asked():
+    metadata = ScriptedEc2(SourceAway("no connection: TimeoutError"))
+    with pytest.raises(SourceAway, match="no connection"):
+        metadata.watch(0)
 
 
 def test_r30_a_service_that_is_away_is_asked_on_and_reported_once():

@@ -1,6 +1,7 @@
 """Spot interruptions and rebalance recommendations, from the EC2 metadata service (version 2).
 
-Source: EC2 user guide, "Spot Instance interruption notices" and "EC2 instance rebalance recommendations".
+Source: EC2 user guide, "Spot Instance interruption notices", "EC2 instance rebalance recommendations" and "Configure
+the Instance Metadata Service options" (the hop limit of the answer to a PUT).
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from provisioner.node.notices.asking import TIMEOUT_S, Answer, ask
-from provisioner.node.notices.source import Notice, SourceAway
+from provisioner.node.notices.source import Notice, SourceAway, SourceSilent
 
 REBALANCE = "rebalance recommendation"
 DEFAULT_ENDPOINT = "http://169.254.169.254"
 NOTICE_S = 120.0
 """What EC2 gives between the notice and the end, in seconds."""
+HOP_LIMIT = (
+    "it answers, but its tokens do not come back: the machine's hop limit is 1 and this container is on a bridge "
+    "network; aws ec2 modify-instance-metadata-options --http-put-response-hop-limit 2"
+)
 _TOKEN_S = 21600
 
 
@@ -55,11 +60,7 @@ class Ec2:
     def _get(self, path: str) -> dict[str, object] | None:
         for _ in range(2):
             if not self._token:
-                headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
-                granted = self._ask("PUT", "/latest/api/token", headers)
-                if granted.status != 200:
-                    raise SourceAway(f"the token request got {granted.status}")
-                self._token = granted.body.decode("latin-1").strip()
+                self._token = self._granted()
             answer = self._ask("GET", path, {"X-aws-ec2-metadata-token": self._token})
             if answer.status == 401:  # the token has run out
                 self._token = ""
@@ -70,6 +71,19 @@ class Ec2:
                 raise SourceAway(f"{path} got {answer.status}")
             return _object(answer.body)
         raise SourceAway("a fresh token was refused")
+
+    def _granted(self) -> str:
+        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
+        try:
+            granted = self._ask("PUT", "/latest/api/token", headers)
+        except SourceSilent as silent:
+            # Only the answer to this request has a hop limit: any other, 401 as well, comes back from afar.
+            if self._ask("GET", "/latest/meta-data/", {}).status in {200, 401}:
+                raise SourceAway(HOP_LIMIT) from silent
+            raise
+        if granted.status != 200:
+            raise SourceAway(f"the token request got {granted.status}")
+        return granted.body.decode("latin-1").strip()
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
         return ask(self._endpoint, method, path, headers, timeout_s=self._timeout_s)

@@ -28,6 +28,10 @@ class SourceAway(Exception):
     """The source gave no usable answer this time. It is asked again."""
 
 
+class SourceSilent(SourceAway):
+    """It took the connection, and no answer came in time."""
+
+
 class SourceAbsent(Exception):
     """This machine has no such source. It is not asked again."""
 
