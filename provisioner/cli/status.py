@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -61,9 +61,8 @@ def _show(job: str | None, *, as_json: bool) -> None:
     columns = ["job", "uid", "run", "state", "controller", "epoch", "where", "step", "since"]
     print_table(columns, [[row[column] for column in columns] for row in found])
     for row in found:
-        if row["unknown_codes"]:
-            codes = ", ".join(f"{code} ({count} x)" for code, count in row["unknown_codes"].items())
-            click.echo(f"{row['job']}: refused with codes that are not known, please report them: {codes}", err=True)
+        for words in _worries(row):
+            click.echo(f"{row['job']}: {words}", err=True)
     if job is not None:
         for words in copy_lines(found[0]["replicas"], found[0]["egress_prices_of"]):
             click.echo(f"copies: {words}")
@@ -92,6 +91,24 @@ def events_of(directory: JobDirectory) -> Iterator[dict[str, Any]]:
     from provisioner.telemetry import events
 
     return events.read(directory.path / "events.jsonl")
+
+
+def _worries(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is not as it should be, a line each."""
+    if row["suspected"]:
+        yield f"its machine is suspected: {row['suspected']}"
+    if row["unknown_codes"]:
+        codes = ", ".join(f"{code} ({count} x)" for code, count in row["unknown_codes"].items())
+        yield f"refused with codes that are not known, please report them: {codes}"
+
+
+def _suspected(last: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Say why the machine is suspected now: nothing has been heard of it since, and it has not ended."""
+    suspected = last.get("suspected")
+    if suspected is None:
+        return None
+    since = (last.get(kind, {}).get("time", 0) for kind in ("heartbeat", "heard_again", "ended", "finished"))
+    return str(suspected["reason"]) if suspected["time"] >= max(since) else None
 
 
 def _summary(directory: JobDirectory) -> dict[str, Any]:
@@ -128,6 +145,7 @@ def _summary(directory: JobDirectory) -> dict[str, Any]:
         "where": claimed.get("offer"),
         "node": claimed.get("node"),
         "step": last.get("heartbeat", {}).get("step"),
+        "suspected": _suspected(last),
         "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started_at)),
         "replicas": [traffic.as_json(copy) for copy in sent],
         "egress_prices_of": EGRESS_AS_OF,

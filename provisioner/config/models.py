@@ -260,8 +260,12 @@ class PolicyConfig(Section):
     )
     heartbeat: Duration = Field(default=5.0, description="How often a machine says that it is alive.")
     poll: Duration = Field(default=10.0, description="How often the controller looks.")
-    lost_after: Duration = Field(
-        default=60.0, description="A machine without a sign of life for this long is taken as lost."
+    lost_after: DurationOrAuto = Field(
+        default=None,
+        description="A machine without a sign of life for this long is taken as lost, whatever its cloud says. `auto` "
+        "learns its rhythm: 3 minutes or more while its cloud says that it runs, at once when that says that it is "
+        "gone (docs/operations.md).",
+        examples=["1m"],
     )
     hung_after: DurationOrAuto = Field(
         default=None,

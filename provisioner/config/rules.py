@@ -111,9 +111,9 @@ def _machines(config: Config, environ: Mapping[str, str]) -> Machines:
 
 def _patience(config: Config) -> Iterator[Finding]:
     policy = config.policy
-    if policy.lost_after < 3 * policy.heartbeat:
+    if policy.lost_after is not None and policy.lost_after < 3 * policy.heartbeat:
         message = f"{duration_text(policy.lost_after)} is less than three heartbeats"
-        yield ("policy", "lost_after"), message, f"write at least {duration_text(3 * policy.heartbeat)}"
+        yield ("policy", "lost_after"), message, f"write at least {duration_text(3 * policy.heartbeat)}, or auto"
     if policy.hung_after is not None and policy.hung_after < 3 * policy.heartbeat:
         message = f"{duration_text(policy.hung_after)} is less than three heartbeats, and most steps take longer"
         yield ("policy", "hung_after"), message, f"write at least {duration_text(3 * policy.heartbeat)}, or auto"

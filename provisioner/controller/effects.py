@@ -11,6 +11,7 @@ from provisioner import planner
 from provisioner.clouds.base import Cloud, Explains, Request
 from provisioner.config import Config, StoreConfig
 from provisioner.controller import survey, traffic
+from provisioner.controller.clocks import age_s
 from provisioner.controller.course import WorldCourse
 from provisioner.controller.directory import JobDirectory
 from provisioner.controller.failures import KnownFailures
@@ -18,6 +19,7 @@ from provisioner.controller.flow import TAKEN_DOWN
 from provisioner.controller.launch import Launcher
 from provisioner.controller.ledger import Ledger, Terms, bill_of
 from provisioner.controller.limits import Limits
+from provisioner.controller.patience import SILENT_S, Patience
 from provisioner.controller.race import race
 from provisioner.controller.records import (
     Asked,
@@ -35,7 +37,7 @@ from provisioner.controller.standing import beyond_budget, standing
 from provisioner.controller.start_failures import driver_failure
 from provisioner.controller.stores import place, stores
 from provisioner.controller.view import PlacementView
-from provisioner.controller.watch import Patience, Watch
+from provisioner.controller.watch import Watch
 from provisioner.controller.wayhome import WayHome
 from provisioner.errors import CloudError, ConfigError, Unauthorized
 from provisioner.model import Ending, Failure, FailureKind, Gpu, JobRef, Launch, Market, Node, Offer, Owned
@@ -129,9 +131,8 @@ class World:
         _, beat = self.launcher.read_signs(epoch)
         if beat is None or beat.get("end"):
             return
-        heard = beat.get("time")
-        age = self.now() - heard if isinstance(heard, int | float) else float("inf")
-        if abs(age) < max(self.config.policy.lost_after, ALIVE_S):
+        age = age_s(self.launcher.store, epoch, self.now())
+        if age is not None and age < max(self.config.policy.lost_after or SILENT_S, ALIVE_S):
             message = f"job {self.job.name} trains on {thing.id} at {thing.cloud}, which this run did not start"
             hint = "go on where it was started, or add --take-over to release it and continue from its last checkpoint"
             raise ConfigError(message, hint=hint)
@@ -237,7 +238,7 @@ class World:
     def patience(self) -> Patience:
         """Return how long a node is waited for."""
         policy = self.config.policy
-        return Patience(policy.poll, policy.lost_after, policy.boot_timeout)
+        return Patience(policy.poll, policy.lost_after, policy.boot_timeout, policy.heartbeat)
 
     def concluded(self, node: Node, watched: Watched, view: PlacementView) -> Watched:
         """Add what the cloud and the stores know of a placement that has ended."""

@@ -10,12 +10,13 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 
 from provisioner.checkpoint import epochs, layout
 from provisioner.checkpoint.store import Store
 from provisioner.clouds.base import Outlook
+from provisioner.controller.clocks import ahead_of_store
 from provisioner.controller.flow import TAKEN_DOWN
 from provisioner.controller.limits import BUDGET, DEADLINE, Limit
 from provisioner.errors import CloudError
@@ -38,6 +39,9 @@ WATCHED_S, FALL_S = 1800.0, 600.0
 CALM_S = 1800.0
 """How long an empty stock holds after it was last seen, in seconds: it comes and goes by the minute."""
 
+STEP_S = 15.0
+"""A hint is written anew when more than this is learned of the node's clock, in seconds."""
+
 OPERATOR = "taken down by the operator"
 BALANCE, STOCK, SHUT_DOWN = "the balance runs out", "no card of this kind is free", "the cloud shuts the machine down"
 _OURS = {DEADLINE, BUDGET, BALANCE, STOCK, SHUT_DOWN}
@@ -45,12 +49,20 @@ _OURS = {DEADLINE, BUDGET, BALANCE, STOCK, SHUT_DOWN}
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """One hint. ``deadline`` is Unix time; None: not known. A ``final`` one ends the placement, any other is advice."""
+    """One hint. ``deadline`` is Unix time; None: not known. A ``final`` one ends the placement, any other is advice.
+
+    In the store the deadline is by the clock of the node that reads it: only the controller knows both clocks.
+    """
 
     kind: str
     detail: str = ""
     deadline: float | None = None
     final: bool = False
+
+    def stored(self, ahead_s: float) -> bytes:
+        """Return the object for a node whose clock is so far ahead of ours."""
+        by = None if self.deadline is None else self.deadline + ahead_s
+        return json.dumps(asdict(replace(self, deadline=by))).encode()
 
 
 class Wallet:
@@ -98,12 +110,14 @@ class Hints:
         emit: Callable[..., object],
         poll_s: float,
         heartbeat_s: float,
+        ahead: Callable[[], float] = lambda: 0.0,
         now: Callable[[], float] = time.time,
     ) -> None:
         """Ask nothing yet.
 
-        ``limit`` says which limit ends the job first, ``outlook`` asks the cloud (None: it has nothing to say).
-        ``poll_s`` is the time between two looks, ``heartbeat_s`` that between two heartbeats, at which the node reads.
+        ``ahead`` tells by how many seconds the node's clock is ahead of ours. ``limit`` says which limit ends the job
+        first, ``outlook`` asks the cloud (None: it has nothing to say). ``poll_s`` is the time between two looks,
+        ``heartbeat_s`` that between two heartbeats, at which the node reads.
         """
         self._store = store
         self._key = layout.hint(epoch)
@@ -114,6 +128,7 @@ class Hints:
         self._emit = emit
         self._lag_s = poll_s + heartbeat_s
         self._ask_s = min(ASK_S, 6 * poll_s)
+        self._ahead = ahead
         self._now = now
         self._wallet = Wallet()
         self._asked_at = float("-inf")
@@ -121,6 +136,7 @@ class Hints:
         self._no_stock_at = float("-inf")
         self._stock_words = ""
         self._written: Hint | None = None
+        self._written_ahead = 0.0
         self._known = False
 
     def look(self, state: NodeState | None, heartbeat: Mapping[str, object] | None) -> str:
@@ -177,8 +193,10 @@ class Hints:
         """Write, change or remove it. What another one wrote stays. Raises CloudError."""
         if not self._known:  # an earlier controller may have left one
             self._written, self._known = self._stored(), True
-        before = self._written
-        if (hint is None) == (before is None) and (hint is None or (hint.kind, hint.final) == _name(before)):
+        before, ahead = self._written, self._ahead()
+        same = (hint is None) == (before is None) and (hint is None or (hint.kind, hint.final) == _name(before))
+        timed = hint is not None and hint.deadline is not None
+        if same and not (timed and abs(ahead - self._written_ahead) > STEP_S):
             return
         stored = self._stored(foreign=True)
         if stored is not None and stored.kind not in _OURS:
@@ -186,9 +204,10 @@ class Hints:
         if hint is None:
             self._store.delete([self._key])
         else:
-            self._store.put(self._key, json.dumps(asdict(hint)).encode())
-            self._emit("hint", epoch=self._epoch, hint=hint.kind, final=hint.final, reason=hint.detail)
-        self._written = hint
+            self._store.put(self._key, hint.stored(ahead))
+            if not same:
+                self._emit("hint", epoch=self._epoch, hint=hint.kind, final=hint.final, reason=hint.detail)
+        self._written, self._written_ahead = hint, ahead
 
     def _stored(self, *, foreign: bool = False) -> Hint | None:
         hint = _read(self._store.get(self._key))
@@ -211,7 +230,8 @@ def ask_to_save(
     if not epoch or _has_ended(store, epoch):
         return
     until = now() + within_s
-    store.put(layout.hint(epoch), json.dumps(asdict(Hint(OPERATOR, deadline=until, final=True))).encode())
+    hint = Hint(OPERATOR, deadline=until, final=True)
+    store.put(layout.hint(epoch), hint.stored(ahead_of_store(store, epoch)))
     say(f"asking the machine for a last checkpoint, for {within_s:.0f} s at most")
     while now() < until:
         if _has_ended(store, epoch):

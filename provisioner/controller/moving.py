@@ -106,7 +106,7 @@ def hand_over(world: World, view: View, here: Node, there: Node) -> Watched:
     policy = world.config.policy
     by = world.now() + policy.failback.handover
     late = by + SLACK_S
-    hint = {"kind": "going home", "cause": "home", "deadline": by, "detail": there.offer.key, "final": True}
+    hint = {"kind": "going home", "cause": "home", "detail": there.offer.key, "final": True}
     patience = world.patience()
     watch = Watch(view, patience, world.now, world.take_down.wait)
     signs = watch.begin(here)
@@ -123,7 +123,7 @@ def hand_over(world: World, view: View, here: Node, there: Node) -> Watched:
             return watch.ended(here, signs, Ending.HOMEWARD, why)
         if world.now() - asked_at >= HINT_S and (signs.heartbeat or {}).get("phase") in {"training", "saving", None}:
             asked_at = world.now()
-            _write(world, layout.hint(here.epoch), hint)
+            _write(world, layout.hint(here.epoch), {**hint, "deadline": by + watch.ahead_s(signs)})
         world.take_down.wait(min(1.0, policy.poll))
     if watched.ending not in FINAL:
         _call(world, there.epoch)

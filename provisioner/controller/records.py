@@ -156,6 +156,8 @@ class Watched:
     """Where its checkpoint came from."""
     cause: str = ""
     """The node's own word for what ended it (docs/node.md); empty where it had none."""
+    clock_ahead: float = 0.0
+    """How far the machine's clock was ahead of ours, in seconds. The times here are by ours."""
 
     def __setstate__(self, state: Sequence[object]) -> None:
         """Read a pickle, also one of an earlier version."""

@@ -125,6 +125,7 @@ def _placement(placement: Placement) -> dict[str, object]:
         "exit_code": watched.exit_code,
         "claimed_at": placement.node.claimed_at,
         "first_step_at": watched.first_step_at,
+        "clock_ahead": watched.clock_ahead,
         "ended_at": watched.at,
         "released_at": placement.released.at,
         "seconds": round(seconds, 3),

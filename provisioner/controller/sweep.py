@@ -14,10 +14,12 @@ from typing import Any, Final
 from provisioner.checkpoint import layout
 from provisioner.clouds.base import Tagged
 from provisioner.controller import orphans
+from provisioner.controller.clocks import age_s
 from provisioner.controller.directory import state_root
 from provisioner.controller.effects import ALIVE_S
 from provisioner.controller.launch import open_job_store
 from provisioner.controller.orphans import MACHINE, START, Judge, Known, KnownJob, Standing, Verdict
+from provisioner.controller.patience import SILENT_S
 from provisioner.controller.sweep_rooms import Room, Rooms
 from provisioner.errors import ConfigError, FailoverError, Unauthorized
 from provisioner.model import Money
@@ -161,13 +163,13 @@ class Sweep:
         try:
             store = open_job_store(config, self._environ)
             owner, beat = _object(store.get(layout.owner(epoch))), _object(store.get(layout.heartbeat(epoch)))
+            age = age_s(store, epoch, self._now())
         except FailoverError as error:
             return f"? whether it trains cannot be told: {error}"
-        token, heard = str(owner.get("token", "")), beat.get("time")
+        token = str(owner.get("token", ""))
         if token and not token.startswith(tagged.thing.token):
             return ""
-        silent_s = max(config.policy.lost_after, ALIVE_S)
-        if beat.get("end") or not isinstance(heard, int | float) or abs(self._now() - heard) > silent_s:
+        if beat.get("end") or age is None or age > max(config.policy.lost_after or SILENT_S, ALIVE_S):
             return ""
         return "it trains for the open run, which `failover run` takes up"
 

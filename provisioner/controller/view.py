@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from provisioner.clouds.base import Foretells, Outlook
 from provisioner.controller import traffic
+from provisioner.controller.clocks import TOLD_S
 from provisioner.controller.hints import Hints
 from provisioner.controller.moving import Doorstep
 from provisioner.controller.records import Begun, Claimed, Placement
@@ -28,6 +29,9 @@ class PlacementView:
         self.past = past
         self.heartbeat: Mapping[str, object] = {}
         """The newest."""
+        self.ahead_s = 0.0
+        """How far the machine's clock is ahead of ours."""
+        self._told_of_clock = False
         self._state: NodeState | None = None
         self._read: Mapping[str, object] | None = None
         self._hints = hints_of(self, claimed.node) if claimed.node is not None else None
@@ -67,10 +71,21 @@ class PlacementView:
         moves = [placement.watched.at for placement in self.past if placement.watched.cause == "home"]
         return self.world.way_home.homeward.why(door, moves)
 
-    def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool) -> None:
+    def suspected(self, node: Node, why: str) -> None:
+        """Tell that a node is suspected, or was heard again."""
+        if why:
+            self.world.events.emit("suspected", epoch=node.epoch, node=node.id, reason=why)
+        else:
+            self.world.events.emit("heard_again", epoch=node.epoch, node=node.id)
+
+    def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool, ahead_s: float) -> None:
         """Tell of a new heartbeat."""
         if first:
             self.world.forget_start(node.epoch, node.token)
+        self.ahead_s = ahead_s
+        if abs(ahead_s) > TOLD_S and not self._told_of_clock:
+            self._told_of_clock = True
+            self.world.events.emit("clock", epoch=node.epoch, node=node.id, ahead=round(ahead_s, 1))
         copies = traffic.copies(self.world.stores(), node.offer, heartbeat)
         known = {copy.uri: copy for copy in traffic.copies(self.world.stores(), node.offer, self.heartbeat)}
         self.heartbeat = heartbeat
@@ -111,5 +126,6 @@ def hints_of(view: PlacementView, node: Node) -> Hints:
         emit=world.events.emit,
         poll_s=world.config.policy.poll,
         heartbeat_s=world.config.policy.heartbeat,
+        ahead=lambda: view.ahead_s,
         now=world.now,
     )

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from provisioner.controller.clocks import NodeClock
 from provisioner.controller.flow import TAKEN_DOWN
+from provisioner.controller.patience import Patience
 from provisioner.controller.records import Watched
+from provisioner.controller.rhythm import Rhythm
 from provisioner.controller.start_failures import NO_IMAGE
 from provisioner.model import Ending, Node, NodeState
 
 LAST_WORD_S = 5.0
-LAST_WORDS_S = 20.0
-"""A machine on its way out that is silent for this long has nothing more to say; one that is not may still save."""
 BLIND_S = 600.0
 """How long a store that does not answer keeps a machine that is gone from being replaced, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait, in seconds: between looks, for a silent node, for a first sign of life."""
-
-    poll_s: float
-    lost_after_s: float
-    boot_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +25,8 @@ class Signs:
 
     ``state`` is None where the cloud could not be asked just now, ``stored`` False where the store could not.
     ``read_at`` is when the store last answered, ``heard_at`` when the heartbeat last changed: both on our own clock,
-    so a node's wrong one does not matter.
+    so a node's wrong one does not matter. Losing sight is no silence: ``blind_s`` counts for how long the store could
+    not be read since then, ``blind_at`` is since when it cannot be read now.
     """
 
     now: float
@@ -45,6 +38,16 @@ class Signs:
     read_at: float = 0.0
     heard_at: float | None = None
     stop: str = ""
+    blind_s: float = 0.0
+    blind_at: float | None = None
+    rhythm: Rhythm = field(default_factory=Rhythm)
+    clock: NodeClock = field(default_factory=NodeClock)
+    suspected: bool = False
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing was heard of the node, and could have been, in seconds; since its claim before the first."""
+        return self.now - (self.claimed_at if self.heard_at is None else self.heard_at) - self.blind_s
 
 
 def judge(signs: Signs, patience: Patience) -> tuple[Ending, str] | None:
@@ -76,17 +79,31 @@ def _gone(signs: Signs) -> tuple[Ending, str] | None:
 
 
 def _silent(signs: Signs, patience: Patience) -> tuple[Ending, str] | None:
+    silent = signs.silent_s
     if signs.heard_at is None:
-        waited = signs.now - signs.claimed_at
-        if waited > patience.boot_timeout_s:
+        if silent > patience.boot_timeout_s:
             return Ending.NEVER_STARTED, f"no heartbeat within {patience.boot_timeout_s:.0f} s of the claim"
         return None
-    silent = signs.now - signs.heard_at
-    if signs.state is NodeState.STOPPING and silent > min(LAST_WORDS_S, patience.lost_after_s):
+    if signs.state is NodeState.STOPPING and silent > patience.last_words_s(signs.rhythm):
         return Ending.LOST, f"the cloud says the machine is {signs.state}, and it is silent"
-    if silent > patience.lost_after_s:
-        return Ending.LOST, f"no heartbeat for {silent:.0f} s"
+    if silent > patience.lost_s(signs.rhythm, signs.state):
+        return Ending.LOST, f"no heartbeat for {silent:.0f} s; {_clouds_word(signs)}"
     return None
+
+
+def suspicion(signs: Signs, patience: Patience) -> str:
+    """Say why a node that is not lost is suspected, or nothing."""
+    silent = signs.silent_s
+    if signs.heard_at is None or silent <= patience.suspicious_s(signs.rhythm) or judge(signs, patience) is not None:
+        return ""
+    mean = signs.rhythm.mean_s
+    usual = "" if mean is None else f", where one comes every {mean:.0f} s"
+    lost = patience.lost_s(signs.rhythm, signs.state)
+    return f"no heartbeat for {silent:.0f} s{usual}; {_clouds_word(signs)}; lost after {lost:.0f} s"
+
+
+def _clouds_word(signs: Signs) -> str:
+    return "its cloud does not answer" if signs.state is None else f"its cloud says that it is {signs.state}"
 
 
 class View(Protocol):
@@ -104,8 +121,12 @@ class View(Protocol):
         """Say why the job must end now, or nothing."""
         ...
 
-    def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool) -> None:
-        """Take note of a new heartbeat."""
+    def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool, ahead_s: float) -> None:
+        """Take note of a new heartbeat. ``ahead_s``: how far the node's clock is ahead of ours, as far as is known."""
+        ...
+
+    def suspected(self, node: Node, why: str) -> None:
+        """Take note that a node is suspected, or, without a reason, that it was heard again."""
         ...
 
     def homeward(self, heartbeat: dict[str, object]) -> str:
@@ -157,17 +178,50 @@ class Watch:
         read = self.view.read(node)
         signs = replace(before, now=self.now(), state=state, stored=read is not None, stop=self.view.stop())
         if read is None:
-            return signs
+            return replace(signs, blind_at=signs.now if before.blind_at is None else before.blind_at)
         done, heartbeat = read
+        if before.blind_at is not None:
+            signs = replace(signs, blind_s=before.blind_s + signs.now - before.blind_at, blind_at=None)
         signs = replace(signs, read_at=signs.now)
         if heartbeat is not None and heartbeat != before.heartbeat:
-            self.view.changed(node, heartbeat, first=before.heartbeat is None)
-            signs = replace(signs, heartbeat=heartbeat, heard_at=signs.now)
-        return replace(signs, done=done)
+            signs = self._heard(signs, heartbeat)
+            self.view.changed(node, heartbeat, first=before.heartbeat is None, ahead_s=self.ahead_s(signs))
+        return self._suspect(node, replace(signs, done=done))
 
-    @staticmethod
-    def _watched(signs: Signs, ending: Ending, reason: str) -> Watched:
+    def _heard(self, signs: Signs, heartbeat: dict[str, object]) -> Signs:
+        """Take what a new heartbeat tells of the node's rhythm and of its clock."""
+        rhythm, clock, at = signs.rhythm, signs.clock, _number(heartbeat.get("time"))
+        if signs.heard_at is not None and not signs.blind_s:
+            rhythm = rhythm.heard(signs.now - signs.heard_at)
+        if at is not None:
+            clock = clock.heard(signs.now - at, fresh=signs.heard_at is not None)
+        return replace(signs, heartbeat=heartbeat, heard_at=signs.now, blind_s=0.0, rhythm=rhythm, clock=clock)
+
+    def _suspect(self, node: Node, signs: Signs) -> Signs:
+        """Tell when a node begins to be suspected, and when it was heard again."""
+        why = suspicion(signs, self.patience)
+        heard = signs.heard_at == signs.now
+        if why and not signs.suspected:
+            self.view.suspected(node, why)
+            return replace(signs, suspected=True)
+        if heard and signs.suspected:
+            self.view.suspected(node, "")
+            return replace(signs, suspected=False)
+        return signs
+
+    def ahead_s(self, signs: Signs) -> float:
+        """Return by how many seconds the node's clock is ahead of ours, as far as is known."""
+        return signs.clock.ahead_s(self.patience.heartbeat_s)
+
+    def _watched(self, signs: Signs, ending: Ending, reason: str) -> Watched:
         beat, done = signs.heartbeat or {}, signs.done or {}
+        ahead = self.ahead_s(signs)
+
+        def ours(key: str) -> float | None:
+            """Return a time of the node by our own clock: it was after the claim, and before now."""
+            at = _number(beat.get(key))
+            return None if at is None else min(max(at - ahead, signs.claimed_at), signs.now)
+
         end = beat.get("end")
         cause = done.get("cause") or (end.get("cause") if isinstance(end, dict) else "")
         step = done.get("final_step") if done.get("final_step") is not None else beat.get("step")
@@ -175,12 +229,13 @@ class Watch:
             ending=ending,
             reason=reason,
             at=signs.now,
-            last_seen=_number(beat.get("time")),
-            first_step_at=_number(beat.get("first_step_at")),
+            last_seen=ours("time"),
+            first_step_at=ours("first_step_at"),
             restored_step=_integer(beat.get("restored_step")),
             last_step=_integer(step),
             exit_code=_integer(done.get("exit_code")),
             cause=str(cause or ""),
+            clock_ahead=round(ahead, 1),
         )
 
 

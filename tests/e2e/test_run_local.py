@@ -136,6 +136,24 @@ def test_a_job_runs_to_its_end_and_leaves_nothing(place: Place) -> None:
     assert machine["seconds"] == pytest.approx(report["placements"][0]["seconds"])
 
 
+@pytest.mark.slow
+def test_a_frozen_machine_is_suspected_shown_and_goes_on(place: Place) -> None:
+    config = place.config(steps=60, pace=0.2, policy={"lost_after": "auto"})
+    with place.start("run", str(config), "--json") as controller:
+        place.wait_for_step(50)  # by then its rhythm is known
+        node = next(pid for pid in place.nodes() if "provisioner.node" in Path(f"/proc/{pid}/cmdline").read_text())
+        os.kill(node, signal.SIGSTOP)
+        wait(lambda: json.loads(place.call("status", "small", "--json")[1])["suspected"] is not None, "suspicion")
+        assert "small: its machine is suspected: no heartbeat for" in place.call("status", "small")[2]
+        os.kill(node, signal.SIGCONT)
+        out, err = controller.communicate(timeout=120)
+    report = json.loads(out)
+    assert (report["result"], len(report["placements"])) == ("completed", 1), err
+    assert "is suspected" in err
+    assert "its cloud says that it is running" in err
+    assert json.loads(place.call("status", "small", "--json")[1])["suspected"] is None
+
+
 def test_a_job_that_fails_is_exit_code_1_and_is_not_tried_again(place: Place) -> None:
     code, out, err = place.call("run", str(place.config(job={"env": {"FAIL_AT_END": "1"}})), "--json")
     assert code == 1, err

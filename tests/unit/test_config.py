@@ -73,7 +73,7 @@ def test_defaults_of_a_small_file():
     assert config.primary is None
     assert config.resources.gpus == ()
     assert config.policy.ttl == 12 * 3600
-    assert config.policy.lost_after == 60
+    assert config.policy.lost_after is None
     assert config.fallback[0].cloud == "aws"
 
 

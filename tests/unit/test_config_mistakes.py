@@ -337,7 +337,7 @@ MISTAKES = [
         "impatient",
         23,
         "  lost_after: 6s",
-        says=":23: policy.lost_after: 6s is less than three heartbeats; write at least 15s",
+        says=":23: policy.lost_after: 6s is less than three heartbeats; write at least 15s, or auto",
     ),
     case(
         "duplicate_key",

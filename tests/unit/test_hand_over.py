@@ -13,7 +13,7 @@ import pytest
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.store import open_store
 from provisioner.controller.moving import hand_over
-from provisioner.controller.watch import Patience
+from provisioner.controller.patience import Patience
 from provisioner.errors import Unreachable
 from provisioner.model import Ending, Gpu, JobRef, Market, Node, NodeState, Offer
 
@@ -76,6 +76,8 @@ class World:
         return ""
 
     def changed(self, *_: object, **__: object) -> None: ...
+
+    def suspected(self, *_: object) -> None: ...
 
 
 def took_the_machine(world: World) -> None:

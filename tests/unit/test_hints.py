@@ -30,6 +30,7 @@ class Placement:
 
     def __init__(self) -> None:
         self.now = START
+        self.ahead = 0.0
         self.store = open_store("memory://").at("digits")
         self.limit: Limit | None = None
         self.outlook: Outlook | None = None
@@ -46,6 +47,7 @@ class Placement:
             emit=lambda kind, **fields: self.emitted.append((fields["hint"], fields["final"])),
             poll_s=10,
             heartbeat_s=5,
+            ahead=lambda: self.ahead,
             now=lambda: self.now,
         )
 
@@ -73,6 +75,17 @@ def test_before_a_deadline_the_node_has_time_to_save_and_its_end_ends_the_job(pl
     ended = {**BEAT, "end": {"reason": f"notice: {DEADLINE}"}}
     assert placement.look(5, beat=ended) == "deadline of 7200 s is near: the job has saved and ended"
     assert placement.look(5, beat={**BEAT, "end": {"reason": "notice: spot terminate"}}) == ""
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+def test_a_node_whose_clock_is_off_has_the_time_that_is_left(placement, ahead):
+    placement.limit = Limit(START + 7200, DEADLINE, "deadline of 7200 s reached")
+    placement.look(7200 - 130)
+    assert placement.told() == (DEADLINE, True, START + 7200)
+    placement.ahead = ahead  # learned from its heartbeats meanwhile
+    placement.look(5)
+    assert placement.told() == (DEADLINE, True, START + 7200 + ahead)
+    assert placement.emitted == [(DEADLINE, True)], "told once"
 
 
 def test_slow_saves_are_told_earlier_and_a_short_time_is_not_given_up(placement):

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from provisioner.controller.failures import KnownFailures
+from provisioner.controller.patience import Patience
 from provisioner.controller.records import Begun, Claimed
 from provisioner.controller.start_failures import driver_failure
-from provisioner.controller.watch import Patience, Signs, judge
+from provisioner.controller.watch import Signs, judge
 from provisioner.model import Ending, Gpu, JobRef, Market, Node, NodeState, Offer
 from provisioner.node import driver
 from provisioner.node.verdict import Cause

@@ -129,9 +129,9 @@ def test_the_controller_tells_each_copy_and_a_replica_that_breaks_once():
     where = offer("aws", "us-east-1")
     node = Node("i-1", where, JOB, 1, "token", claimed_at=0.0)
     view = PlacementView(world, Claimed(where, 0.0, node, None), Begun(0, 1), ())
-    view.changed(node, {"step": 1}, first=True)
+    view.changed(node, {"step": 1}, first=True, ahead_s=0.0)
     for _ in range(3):
-        view.changed(node, BEAT, first=False)
+        view.changed(node, BEAT, first=False, ahead_s=0.0)
     assert [(kind, fields["uri"]) for kind, fields in told if kind != "heartbeat"] == [
         ("copied", "gs://bucket/p"),
         ("copy_failed", "s3://oss/p"),

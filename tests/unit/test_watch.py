@@ -6,10 +6,13 @@ from dataclasses import replace
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provisioner.controller.watch import Patience, Signs, Watch, judge
+from provisioner.controller.patience import Patience
+from provisioner.controller.records import Watched
+from provisioner.controller.rhythm import Rhythm
+from provisioner.controller.watch import Signs, Watch, judge, suspicion
 from provisioner.model import Ending, Gpu, JobRef, Market, Money, Node, NodeState, Offer
 
 PATIENCE = Patience(poll_s=1, lost_after_s=60, boot_timeout_s=600)
@@ -49,6 +52,43 @@ def test_each_sign_has_its_verdict(change: dict[str, object], expected: Ending |
     assert (verdict and verdict[0]) == expected
 
 
+AUTO = Patience(poll_s=10, lost_after_s=None, boot_timeout_s=600)
+STEADY = replace(BEATING, rhythm=Rhythm((10.0,) * 20))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "suspected"),
+    [
+        ({}, None, False),
+        ({"heard_at": 950}, None, True),
+        ({"heard_at": 821}, None, True),
+        ({"heard_at": 819}, Ending.LOST, False),
+        ({"heard_at": 819, "state": None}, None, True),
+        ({"heard_at": 699, "state": None}, Ending.LOST, False),
+        ({"heard_at": 819, "blind_s": 150}, None, False),
+        ({"heard_at": 950, "stored": False}, None, False),
+        ({"heard_at": 950, "state": NodeState.STOPPING}, Ending.LOST, False),
+        ({"heard_at": 950, "state": NodeState.STOPPING, "rhythm": Rhythm((30.0,) * 20)}, None, False),
+        ({"state": NodeState.GONE}, Ending.LOST, False),
+        ({"heard_at": 700, "rhythm": Rhythm((20.0, 90.0) * 20)}, None, True),
+        ({"heartbeat": None, "heard_at": None, "claimed_at": 399, "blind_s": 100}, None, False),
+    ],
+    ids=[
+        "beating", "silent for long", "not long enough", "lost", "no word of the cloud", "no word for too long",
+        "the store was away", "the store is away", "on its way out", "on its way out and slow", "gone", "a slow store",
+        "the store was away at its start",
+    ],
+)  # fmt: skip
+def test_silence_alone_is_not_enough_while_the_cloud_says_that_the_machine_runs(
+    change: dict[str, object], expected: Ending | None, suspected: bool
+) -> None:
+    signs = replace(STEADY, **change)
+    verdict = judge(signs, AUTO)
+    assert (verdict and verdict[0]) == expected
+    if signs.stored:
+        assert bool(suspicion(signs, AUTO)) is suspected
+
+
 @given(
     state=st.sampled_from([*NodeState, None]),
     heard=st.none() | st.floats(0, 1000),
@@ -70,6 +110,8 @@ class Script:
         self.scenes = scenes
         self.at = 0
         self.changes: list[dict] = []
+        self.ahead: list[float] = []
+        self.told: list[str] = []
 
     def state(self, node: Node) -> NodeState | None:
         return self.scenes[self.at][0]
@@ -85,8 +127,12 @@ class Script:
     def stop(self) -> str:
         return ""
 
-    def changed(self, node: Node, heartbeat: dict, *, first: bool) -> None:
+    def changed(self, node: Node, heartbeat: dict, *, first: bool, ahead_s: float) -> None:
         self.changes.append(heartbeat)
+        self.ahead.append(ahead_s)
+
+    def suspected(self, node: Node, why: str) -> None:
+        self.told.append(why)
 
 
 NODE = Node(
@@ -123,6 +169,95 @@ def test_a_node_with_a_wrong_clock_is_not_lost() -> None:
     clock = iter(range(1_000_000, 2_000_000, 30))
     watched = Watch(script, PATIENCE, lambda: next(clock), lambda _: None).until_end(NODE)
     assert watched.ending is Ending.COMPLETED
+
+
+class Living:
+    """A node whose heartbeats reach the controller late, and whose clock is off; its machine runs till the end."""
+
+    def __init__(
+        self, delays: list[float], *, ahead: float = 0.0, dies: bool = False, away: tuple[float, float] = (0, 0)
+    ):
+        self.now, self.ahead, self.dies, self.away = 0.0, ahead, dies, away
+        self.beats: list[tuple[float, dict]] = []
+        at = 20.0
+        for seq, delay in enumerate(delays):
+            at += delay
+            beat = {"seq": seq, "step": seq, "time": at + ahead, "first_step_at": 30.0 + ahead if seq > 1 else None}
+            self.beats.append((at, beat))
+        self.told: list[str] = []
+        self.known: list[float] = []
+
+    def state(self, node: Node) -> NodeState:
+        return NodeState.RUNNING
+
+    def read(self, node: Node) -> tuple[dict | None, dict | None] | None:
+        if self.away[0] <= self.now < self.away[1]:
+            return None
+        beat = max((one for one in self.beats if one[0] <= self.now), default=(0.0, None), key=lambda one: one[0])[1]
+        over = not self.dies and beat is self.beats[-1][1]
+        return ({"result": "completed", "final_step": beat["step"]} if over and beat else None), beat
+
+    def homeward(self, heartbeat: dict[str, object]) -> str:
+        return ""
+
+    def stop(self) -> str:
+        return ""
+
+    def changed(self, node: Node, heartbeat: dict, *, first: bool, ahead_s: float) -> None:
+        self.known.append(ahead_s)
+
+    def suspected(self, node: Node, why: str) -> None:
+        self.told.append(why)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def watched(self, patience: Patience = AUTO) -> Watched:
+        return Watch(self, patience, lambda: self.now, self.wait).until_end(NODE)
+
+
+@settings(max_examples=50)
+@given(delays=st.lists(st.floats(5, 60), min_size=3, max_size=200))
+def test_a_node_whose_store_is_slow_is_not_lost(delays: list[float]) -> None:
+    assert Living(delays).watched().ending is Ending.COMPLETED
+
+
+def test_a_silent_machine_that_runs_is_suspected_told_once_and_lost_after_three_minutes() -> None:
+    living = Living([5.0] * 100, dies=True)
+    watched = living.watched()
+    assert watched.ending is Ending.LOST
+    assert watched.at - 520 == pytest.approx(190, abs=11)
+    assert "its cloud says that it is running" in watched.reason
+    assert len(living.told) == 1
+    assert "lost after 180 s" in living.told[0]
+
+
+def test_one_that_is_heard_again_is_suspected_no_more() -> None:
+    living = Living([5.0] * 40 + [90.0] + [5.0] * 40)
+    assert living.watched().ending is Ending.COMPLETED
+    assert [bool(why) for why in living.told] == [True, False]
+
+
+def test_a_node_that_backs_off_after_the_stores_outage_is_not_lost_when_it_is_back() -> None:
+    """Both were cut off from the store; the controller reads it first, half a minute before the node writes again."""
+    living = Living([5.0] * 40 + [335.0] + [5.0] * 40, away=(225.0, 520.0))
+    assert living.watched(PATIENCE).ending is Ending.COMPLETED
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0, 86400.0, 1.0])
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_clock_that_is_off_changes_no_verdict_and_no_figure(ahead: float, dies: bool) -> None:
+    delays = [5.3] * 60
+    right, wrong = Living(delays, dies=dies).watched(), Living(delays, dies=dies, ahead=ahead).watched()
+    assert (wrong.ending, wrong.at, wrong.reason, wrong.last_step) == (
+        right.ending,
+        right.at,
+        right.reason,
+        right.last_step,
+    )
+    assert wrong.first_step_at == pytest.approx(right.first_step_at, abs=5)
+    assert wrong.last_seen == pytest.approx(right.last_seen, abs=5)
+    assert wrong.clock_ahead == pytest.approx(ahead, abs=5)
 
 
 def test_the_figures_of_a_short_job_come_from_its_last_heartbeat() -> None:
