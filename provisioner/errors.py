@@ -12,6 +12,7 @@ FailoverError                      70  our own fault unless a subclass says othe
 │   │   ├── Fenced                 75  a newer epoch owns the job: this node stops
 │   │   └── CorruptCheckpoint       5  a manifest or chunk does not match its hash
 │   └── TerraformError              5  a Terraform run failed, timed out or was refused by the plan check
+│       └── StateLocked             5  another run holds a stack's state, or died without letting go of it
 ├── Unstable                       70  a checkpoint changed while it was read: this save is given up
 ├── Abandoned                      70  a save or restore was told to stop
 ├── DiskFull                       70  the disk has no room for the checkpoint
@@ -106,6 +107,10 @@ class CorruptCheckpoint(StoreError):
 
 class TerraformError(CloudError):
     """A Terraform run failed, ran into its deadline, or planned what it must not do."""
+
+
+class StateLocked(TerraformError):
+    """Another run holds the state and has not let go of it in time. The message names it and since when."""
 
 
 class Unstable(FailoverError):

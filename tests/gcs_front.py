@@ -2,7 +2,8 @@
 
 obstore (object_store) speaks the XML API, as Google's own C++ library does for bulk data. fake-gcs-server 1.54 reads
 and lists by it, but knows neither PUT nor DELETE of it (fsouza/fake-gcs-server#331): these two are turned into the JSON
-API here, with the precondition. Whether that holds is decided by the server, not here.
+API here, with the precondition. Whether that holds is decided by the server, not here. The JSON API, which Terraform
+speaks, passes as it is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 _PASSED_BACK = {"content-type", "content-range", "etag", "last-modified", "x-goog-generation", "x-goog-hash"}
+_JSON_API = ("/storage/v1/", "/upload/")
+_OF_THE_LINE = {"transfer-encoding", "content-length", "connection", "host", "accept-encoding"}
 _SEAM = b"b2f3c0d59e7a4b1c8d6e"  # does not occur in random data
 
 
@@ -51,7 +54,11 @@ class _Handler(BaseHTTPRequestHandler):
     server: Front
 
     def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self._body()
+        if self.path.startswith(_JSON_API):
+            sent = {name: value for name, value in self.headers.items() if name.lower() not in _OF_THE_LINE}
+            self._answer(*self.server.ask(self.command, self.path, body, sent))
+            return
         parts = urlsplit(self.path)
         bucket, _, key = unquote(parts.path.lstrip("/")).partition("/")
         if self.command == "PUT" and key:
@@ -62,6 +69,17 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             asked = {name: self.headers[name] for name in ("Range",) if name in self.headers}
             self._answer(*self.server.ask(self.command, self.path, body, asked))
+
+    def _body(self) -> bytes:
+        """Read what was sent, also in chunks, as Google's library for Go sends it."""
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        found = []
+        while size := int(self.rfile.readline(), 16):
+            found.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(found)
 
     def _put(self, bucket: str, key: str, body: bytes) -> None:
         # Not uploadType=media: there the server looks at no precondition.

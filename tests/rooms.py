@@ -95,6 +95,9 @@ class KeptStack:
         self._destroy(self.state())
         self.keep({})
 
+    def discard(self) -> None:
+        self.runs.append("discard")
+
     def node_id(self) -> str:
         return str(self.state().get("node", ""))
 

@@ -107,8 +107,8 @@ def _s3(
     environ: Mapping[str, str],
 ) -> Opened:
     region = region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-    endpoint = endpoint or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or _aws(region)
-    address, in_host = _address(bucket, _checked(f"s3://{bucket}", endpoint.rstrip("/")))
+    endpoint = endpoint or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or aws_endpoint(region)
+    address, in_host = bucket_address(bucket, _checked(f"s3://{bucket}", endpoint.rstrip("/")))
     config: dict[str, Any] = {
         "region": region,
         "endpoint": address,
@@ -237,11 +237,12 @@ def _directory(path: str, uri: str) -> LocalStore:
     raise StoreError(f"{uri}: {reason}", hint="name a directory that can be written")
 
 
-def _aws(region: str) -> str:
+def aws_endpoint(region: str) -> str:
+    """Return the address of S3 at AWS in a region; China has its own."""
     return f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
 
 
-def _address(bucket: str, endpoint: str) -> tuple[str, bool]:
+def bucket_address(bucket: str, endpoint: str) -> tuple[str, bool]:
     """Return the endpoint to use and whether the bucket stands in the host name. Some services refuse paths.
 
     An endpoint that begins with the bucket's name says so itself. A bucket with dots has no certificate of its own

@@ -99,6 +99,7 @@ def examine(config: Config | None, environ: Mapping[str, str]) -> Iterator[Findi
                 "set job.image to your training image, or image to one that holds what the command needs",
             )
     yield from _stores(config, environ)
+    yield from _run_all("terraform state", lambda: _states(config, environ))
 
 
 def _run(check: str, look: Callable[[], Finding]) -> Finding:
@@ -212,6 +213,24 @@ def _stores(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
                 node_credentials(store, cloud, environ, role=role)
             except FailoverError as error:
                 yield Finding(f"{check} key", "fail", str(error), error.hint)
+
+
+def _states(config: Config, environ: Mapping[str, str]) -> list[Finding]:
+    """Try the bucket of Terraform's states: its lock is a write that succeeds only where there is no object."""
+    from provisioner.checkpoint.probe import probe
+    from provisioner.clouds.states import lock_problem
+    from provisioner.config import state_store
+    from provisioner.controller.access import open_as_controller
+
+    place = state_store(config.terraform, config.checkpoint)
+    if place is None:
+        return [Finding("terraform state", "ok", "on this machine, for one controller")]
+    store = open_as_controller(place, environ, retry_s=RETRY_S)
+    problem = lock_problem(probe(store).conditional, store.uri)
+    if problem:
+        fix = "set terraform.state to local, or to a bucket that honours them"
+        return [Finding("terraform state", "fail", problem, fix)]
+    return [Finding("terraform state", "ok", f"{store.uri}: read, written and locked")]
 
 
 def _linked(store: StoreConfig, environ: Mapping[str, str]) -> list[Finding]:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeAlias, Typ
 from provisioner.clouds.base import Findings, Tagged
 from provisioner.clouds.clock import Clock
 from provisioner.clouds.meaning import with_failure
+from provisioner.clouds.states import States
 from provisioner.clouds.substrate import PreparedRegion, Stack
 from provisioner.errors import CloudError, TerraformError, Unauthorized, Unreachable
 from provisioner.model import Failure, FailureKind, JobRef, Node, Offer, Owned
@@ -75,6 +76,7 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
         events: Events | None = None,
         clock: Clock | None = None,
         stack: Callable[[Spec, Path], Stack[Any]] | None = None,
+        states: States | None = None,
     ) -> None:
         """Hold the parts; ask nothing yet.
 
@@ -90,6 +92,7 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
             events: Gets what Terraform does, and unknown codes.
             clock: Time.
             stack: Opens a stack; by default Terraform's.
+            states: Where Terraform's states are; by default beside each stack.
         """
         self.unknown_codes: Counter[str] = Counter()
         self._configs = tuple(configs)
@@ -102,6 +105,7 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
         self._events = events
         self._clock = clock or Clock()
         self._stack = stack or self._terraform_stack
+        self._states = states
         self._substrates: dict[str, Region] = {}
         self._lock = threading.Lock()
         self._connect()
@@ -114,7 +118,9 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
         configs = [block for entry in config.fallback if (block := getattr(entry, cls.name)) is not None]
         bucket, prefix = cls._own_store(config, environ)
         toolchain = partial(cls._discover, directory, environ)
-        return cls(configs, job, directory, toolchain, environ, bucket=bucket, prefix=prefix, events=events)
+        states = States(config, job, directory, environ, events.emit if events is not None else lambda *_, **__: None)
+        own = {"bucket": bucket, "prefix": prefix, "events": events, "states": states}
+        return cls(configs, job, directory, toolchain, environ, **own)  # type: ignore[arg-type]
 
     def prepare(self, region: str) -> None:
         """Make what a claim in the region needs. Returns at once where it is there. Raises CloudError."""
@@ -174,6 +180,8 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
                 problems[name] = error
         self._confirm_nothing_left(problems)
         for name in self._regions:
+            if self._has_remote_state(name):
+                self._substrate(name).stack.discard()
             remove_stack(self._stack_directory(name))
 
     @abstractmethod
@@ -253,15 +261,20 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
         def tell(event: dict[str, Any]) -> None:
             self._emit("terraform", region=spec.region, **{("what" if k == "kind" else k): v for k, v in event.items()})
 
-        runner = Runner(self._toolchain(), directory, on_event=tell, environ=self._environ)
+        remote = self._states.remote(directory.name) if self._states is not None else None
+        runner = Runner(self._toolchain(), directory, on_event=tell, environ=self._environ, remote=remote)
         return self.terraform_stack(spec, runner)
 
     def _take_apart(self, region: str) -> None:
         substrate = self._substrate(region)
         with substrate.lock:
             substrate.forget()
-            if substrate.directory.exists():
+            if substrate.directory.exists() or self._has_remote_state(region):
                 substrate.stack.destroy()
+
+    def _has_remote_state(self, region: str) -> bool:
+        """Say whether a bucket has a state of the region, whoever prepared it. Raises CloudError."""
+        return self._states is not None and self._states.exists(self._stack_directory(region).name)
 
     def _survey(self) -> tuple[list[Owned], dict[str, CloudError]]:
         """Return what is there of the job, and the places that could not be asked, each with the reason."""

@@ -43,6 +43,10 @@ class Stack(Protocol[Made_co]):
         """Delete everything that the stack made."""
         ...
 
+    def discard(self) -> None:
+        """Remove the state from where other machines see it: everything that it names is gone."""
+        ...
+
     def node_id(self) -> str:
         """Return the machine that the state holds, or an empty string."""
         ...

@@ -4,49 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from provisioner.checkpoint import accounts
 from provisioner.checkpoint.credentials import Credentials
-from provisioner.checkpoint.store import Store, open_store
+from provisioner.clouds.stores import controller_credentials, open_as_controller
 from provisioner.config import StoreConfig
 from provisioner.errors import ConfigError
 from provisioner.model import Offer
 
-if TYPE_CHECKING:
-    from provisioner.checkpoint.credentials import Renewed
+__all__ = [
+    "controller_credentials",
+    "node_credentials",
+    "node_endpoint",
+    "node_store",
+    "open_as_controller",
+]
 
 GOOGLE_KEY = "GOOGLE_APPLICATION_CREDENTIALS"
 EMULATOR = "STORAGE_EMULATOR_HOST"
-
-
-def controller_credentials(store: StoreConfig, environ: Mapping[str, str]) -> Credentials | Renewed | None:
-    """Return the key that the configuration names, if it is set, or the operator's account; None: the ordinary places.
-
-    Raises ConfigError for an account that cannot be read.
-    """
-    if urlsplit(store.uri).scheme == "s3":
-        key = environ.get(store.access_key_id_env)
-        secret = environ.get(store.secret_access_key_env)
-        if key and secret:
-            return Credentials(key, secret, environ.get(store.session_token_env) or None)
-    return accounts.own(store.uri, environ)
-
-
-def open_as_controller(store: StoreConfig, environ: Mapping[str, str], *, retry_s: float = 60.0) -> Store:
-    """Open a store of the configuration, not yet below the job's name. Makes no request.
-
-    ``retry_s`` as for ``open_store``. Raises ConfigError, StoreError.
-    """
-    return open_store(
-        store.uri,
-        endpoint=store.endpoint,
-        region=store.region,
-        credentials=controller_credentials(store, environ),
-        retry_s=retry_s,
-        environ=environ,
-    )
 
 
 def node_store(store: StoreConfig, offer: Offer, environ: Mapping[str, str], *, role: bool) -> dict[str, object]:

@@ -80,6 +80,10 @@ _NETWORK: Final = re.compile(
     r"no such host|connection refused|connection reset|i/o timeout|network is unreachable|TLS handshake timeout|"
     r"request send failed|context deadline exceeded"
 )
+# Only of what init does: elsewhere clouds say so of a type that is sold out.
+_ANOTHER_TRY: Final = re.compile(
+    r"unexpected EOF|StatusCode: 50[0234]|googleapi: Error 50[0234]|SlowDown|Internal Server"
+)
 _LOCKED: Final = "Error acquiring the state lock"
 _LINK_SECRET: Final = re.compile(r"(X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s\"']+", re.IGNORECASE)
 _LONGEST: Final = 400
@@ -140,7 +144,7 @@ def failure(what: str, diagnostics: list[Mapping[str, Any]], stderr: str, return
     message = f"{what}: {text}"
     if code_in(text) in _UNAUTHORIZED or _NO_CREDENTIALS.search(text) or _FORBIDDEN.search(text):
         return Unauthorized(message, hint=hint)
-    if _NETWORK.search(text):
+    if _NETWORK.search(text) or (not diagnostics and (_NETWORK.search(stderr) or _ANOTHER_TRY.search(stderr))):
         return Unreachable(message, hint=hint)
     if locked(text):
         hint = "another Terraform run works on this stack; wait for it, or see `terraform force-unlock`"

@@ -86,6 +86,7 @@ def run(
         )
         lines = _Lines(reader, on_line or (lambda _line: None))
         owner = log.with_suffix(f".{process.pid}.owner")
+        owner.touch(mode=0o600)
         owner.write_text(json.dumps([[process.pid, _born(process.pid)], [os.getpid(), _born(os.getpid())]]))
         try:
             timed_out = _follow(process, lines, clock, deadline_s)

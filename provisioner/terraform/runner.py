@@ -9,21 +9,29 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from python_terraform import IsFlagged, Terraform
 
 from provisioner.errors import TerraformError, Unreachable
-from provisioner.terraform import events, process
+from provisioner.terraform import backend, events, locks, process, statefile
 from provisioner.terraform.plan import Allow, Plan, check, from_json
 from provisioner.terraform.provider import Toolchain
 
+if TYPE_CHECKING:
+    from provisioner.terraform.backend import Remote
+
+STATE_FILE: Final = "terraform.tfstate"
 _LOGS: Final = ".runs"
+_INIT_PAUSES_S: Final = (2.0, 5.0)
+_OLDEST_FOR_S3: Final = (1, 10)
 # Variables of the environment that would change what our command lines mean.
 _FOREIGN: Final = ("TF_CLI_ARGS", "TF_WORKSPACE", "TF_DATA_DIR", "TF_INPUT", "TF_VAR_")
 
@@ -38,7 +46,7 @@ class Deadlines:
     show_s: float = 120.0
     grace_s: float = 20.0
     lock_s: int = 120
-    """How long a run waits for another one that works on the same stack."""
+    """How long a run waits for another one that works on the same state file."""
 
 
 @dataclass(slots=True)
@@ -54,6 +62,10 @@ class Runner:
     on_event: Callable[[events.Event], None] | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     environ: Mapping[str, str] | None = None
+    remote: Remote | None = None
+    """The bucket that the state is in; None: a file in ``directory``."""
+    sleep: Callable[[float], None] = time.sleep
+    _lock_id: str = field(default="", init=False)
 
     @property
     def _plan_file(self) -> Path:
@@ -63,20 +75,88 @@ class Runner:
     def _hint(self) -> str:
         return f"all that Terraform said is in {self.directory / _LOGS}"
 
+    @contextmanager
+    def hold(self, operation: str) -> Iterator[None]:
+        """Hold the state's lock over several runs. Not for a file: Terraform itself locks it, run by run.
+
+        Raises StateLocked when others do not let go of it in time.
+        """
+        remote = self.remote
+        if remote is None or self._lock_id:
+            yield
+            return
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = locks.StateLock(
+            remote.objects,
+            remote.lock_key,
+            self.directory / _LOGS,
+            remote.uri,
+            remote.lock_timeout_s,
+            self.deadlines.grace_s,
+            on_wait=self._waiting,
+        )
+        with lock.held(operation) as lock_id:
+            self._lock_id = lock_id
+            try:
+                if remote.kind == "gcs" and remote.objects.get(remote.state_key) is None:
+                    # Terraform would begin one under a lock of its own, whatever it is told of locks.
+                    remote.objects.put(remote.state_key, statefile.blank(self.toolchain.version or "1.10.0"))
+                self._bring_errored(remote)
+                yield
+            finally:
+                self._lock_id = ""
+
+    def _bring_errored(self, remote: Remote) -> None:
+        """Write to the bucket what Terraform could not: it then leaves its newest state beside the stack."""
+        path = self.directory / "errored.tfstate"
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return
+        left, there = statefile.read(content, str(path)), self.whole_state()
+        if left.lineage == there.lineage and left.serial > there.serial:
+            remote.objects.put(remote.state_key, content)
+            path.unlink()
+
     def init(self) -> None:
-        """Install the provider and the modules. Does nothing when neither has changed since the last time."""
+        """Install the provider and the modules. Does nothing when neither has changed since the last time.
+
+        The state stays where it is: a run never moves one. What only the line is to blame for is tried again.
+        """
+        backend.write(self.directory, self.remote)
         mark = self.directory / ".terraform" / "initialized"
         wanted = self._init_key()
         installed = (self.directory / ".terraform" / "providers").glob("*/*/*/*/*")
         if mark.is_file() and mark.read_text(encoding="utf-8") == wanted and all(path.exists() for path in installed):
             return
+        self._check_version()
+        if self.remote is not None:
+            self.remote.ready()
         # The lock file pins a provider for repeatable runs; a different toolchain brings a provider of its own.
         (self.directory / ".terraform.lock.hcl").unlink(missing_ok=True)
-        argv = self._argv("init", input=False, no_color=IsFlagged)
-        with _alone(self.toolchain.env.get("TF_PLUGIN_CACHE_DIR")):
-            self._run("init", argv, self.deadlines.init_s)
+        argv = self._argv("init", input=False, no_color=IsFlagged, reconfigure=IsFlagged)
+        with self.hold("init"), _alone(self.toolchain.env.get("TF_PLUGIN_CACHE_DIR")):
+            self._init(argv)
         mark.parent.mkdir(exist_ok=True)
         mark.write_text(wanted, encoding="utf-8")
+
+    def _init(self, argv: list[str]) -> None:
+        for pause_s in (*_INIT_PAUSES_S, None):
+            try:
+                self._run("init", argv, self.deadlines.init_s)
+                return
+            except Unreachable:
+                if pause_s is None:
+                    raise
+                self.sleep(pause_s)
+
+    def _check_version(self) -> None:
+        found = re.match(r"(\d+)\.(\d+)", self.toolchain.version)
+        if self.remote is None or self.remote.kind != "s3" or found is None:
+            return
+        if (int(found[1]), int(found[2])) < _OLDEST_FOR_S3:
+            message = f"Terraform {self.toolchain.version} cannot lock a state in S3, 1.10 can"
+            raise TerraformError(message, hint="set TERRAFORM_BIN to a newer one, or terraform.state to local")
 
     def plan(
         self,
@@ -92,13 +172,14 @@ class Runner:
             input=False,
             json=IsFlagged,
             out=self._plan_file.name,
-            lock_timeout=f"{self.deadlines.lock_s}s",
+            **self._locking(),
             destroy=IsFlagged if destroy else None,
             refresh=None if refresh else False,
             refresh_only=IsFlagged if refresh_only else None,
             target=list(targets),
         )
-        self._run("plan", argv, self.deadlines.plan_s)
+        with self.hold("plan"):
+            self._run("plan", argv, self.deadlines.plan_s)
         shown = self._run("show", self._argv("show", self._plan_file.name, json=IsFlagged), self.deadlines.show_s)
         try:
             return from_json(self._plan_file, json.loads(shown.stdout_text()))
@@ -117,10 +198,9 @@ class Runner:
             check(plan, allow)
             if plan.empty and allow is not Allow.RELEASE:
                 return
-            argv = self._argv(
-                "apply", plan.file.name, input=False, json=IsFlagged, lock_timeout=f"{self.deadlines.lock_s}s"
-            )
-            self._run("apply", argv, self.deadlines.apply_s)
+            argv = self._argv("apply", plan.file.name, input=False, json=IsFlagged, **self._locking())
+            with self.hold("apply"):
+                self._run("apply", argv, self.deadlines.apply_s)
         finally:
             plan.file.unlink(missing_ok=True)
 
@@ -144,21 +224,34 @@ class Runner:
         self.apply(plan, Allow.DESTROY)
 
     def state(self) -> dict[str, str]:
-        """Return what the state file knows, address to id. Asks neither Terraform nor the cloud."""
-        path = self.directory / "terraform.tfstate"
+        """Return what the state knows, address to id. Asks neither Terraform nor the cloud."""
+        return dict(self.whole_state().resources)
+
+    def whole_state(self) -> statefile.State:
+        """Return the state with its lineage and serial. Raises TerraformError, and CloudError for a bucket."""
+        if self.remote is not None:
+            return statefile.read(self.remote.objects.get(self.remote.state_key), self.remote.uri)
+        path = self.directory / STATE_FILE
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = path.read_bytes()
         except FileNotFoundError:
-            return {}
-        except ValueError as error:
-            message = f"{path}: not a state file of Terraform"
-            raise TerraformError(message, hint=f"Terraform's own copy is {path}.backup") from error
-        if not content:
-            return {}
-        if content.get("version") != _STATE_VERSION:
-            message = f"{path}: state format {content.get('version')} is not known"
-            raise TerraformError(message)
-        return dict(_addresses(content))
+            return statefile.NONE
+        return statefile.read(content, str(path), hint=f"Terraform's own copy is {path}.backup")
+
+    def discard(self) -> None:
+        """Remove the state from its bucket, where everything that it names is gone. One that is gone is fine."""
+        if self.remote is None or self.remote.objects.get(self.remote.state_key) is None:
+            return
+        with self.hold("discard"):
+            self.remote.objects.delete([self.remote.state_key])
+
+    def _locking(self) -> dict[str, object]:
+        """Return the options for the lock: a state in a bucket is locked before Terraform is started."""
+        return {"lock": False} if self.remote is not None else {"lock_timeout": f"{self.deadlines.lock_s}s"}
+
+    def _waiting(self, owner: locks.Owner) -> None:
+        if self.on_event is not None:
+            self.on_event({"kind": "state_locked", "owner": str(owner), "lock": owner.id})
 
     def _argv(self, command: str, *arguments: str, **options: object) -> list[str]:
         """Let python-terraform build a command line. Values of variables never get into it: they have their file."""
@@ -208,14 +301,15 @@ class Runner:
     def _environment(self) -> dict[str, str]:
         inherited = os.environ if self.environ is None else self.environ
         kept = {name: value for name, value in inherited.items() if not name.startswith(_FOREIGN)}
-        return {**kept, **self.toolchain.env, "CHECKPOINT_DISABLE": "1", "TF_IN_AUTOMATION": "1"}
+        marks = {"CHECKPOINT_DISABLE": "1", "TF_IN_AUTOMATION": "1"}
+        if self._lock_id:
+            marks[locks.TOKEN] = self._lock_id
+        return {**kept, **self.toolchain.env, **(self.remote.env if self.remote else {}), **marks}
 
     def _init_key(self) -> str:
         modules = sorted(str(path.relative_to(self.directory)) for path in self.directory.glob("modules/*/*.tf"))
-        return json.dumps([self.toolchain.identity, modules])
-
-
-_STATE_VERSION: Final = 4
+        block = self.remote.block(self.directory) if self.remote is not None else None
+        return json.dumps([self.toolchain.identity, modules, *([block] if block else [])], sort_keys=True)
 
 
 @contextmanager
@@ -227,17 +321,3 @@ def _alone(cache: str | None) -> Iterator[None]:
     with Path(cache, ".lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _addresses(content: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = []
-    for resource in content.get("resources") or ():
-        if resource.get("mode") != "managed":
-            continue
-        prefix = f"{resource['module']}." if resource.get("module") else ""
-        for instance in resource.get("instances") or ():
-            key = instance.get("index_key")
-            index = "" if key is None else f"[{json.dumps(key)}]"
-            identity = (instance.get("attributes") or {}).get("id") or ""
-            found.append((f"{prefix}{resource['type']}.{resource['name']}{index}", str(identity)))
-    return found

@@ -6,8 +6,8 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 from provisioner.errors import CloudError, TerraformError
 from provisioner.terraform.events import Event
@@ -17,6 +17,9 @@ from provisioner.terraform.runner import Runner
 
 Spec = TypeVar("Spec", StackSpec, GcpStackSpec)
 Made = TypeVar("Made")
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+Self = TypeVar("Self", bound="CloudStack[Any, Any]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,17 @@ class GcpSubstrate:
     image: str
 
 
+def _locked(method: Callable[Concatenate[Self, Given], Answer]) -> Callable[Concatenate[Self, Given], Answer]:
+    """Hold the state's lock from the first look to the last run: what was planned is then what is applied."""
+
+    @wraps(method)
+    def alone(self: Self, /, *args: Given.args, **kwargs: Given.kwargs) -> Answer:
+        with self.runner.hold(method.__name__):
+            return method(self, *args, **kwargs)
+
+    return alone
+
+
 @dataclass
 class CloudStack(ABC, Generic[Spec, Made]):
     """The stack of a job in a region. Every method can be repeated; all raise TerraformError and its kin.
@@ -58,6 +72,7 @@ class CloudStack(ABC, Generic[Spec, Made]):
     spec: Spec
     runner: Runner
 
+    @_locked
     def prepare(self) -> Made:
         """Make or update the substrate, with no machine. Refuses while an adopted machine lives: release it first.
 
@@ -83,6 +98,7 @@ class CloudStack(ABC, Generic[Spec, Made]):
             message = f"{self.runner.directory.name}: the region is not prepared: output {error} is missing"
             raise TerraformError(message) from error
 
+    @_locked
     def adopt(self, instance_id: str) -> None:
         """Let Terraform take over a running machine, by its import id. A plan that would replace it is refused.
 
@@ -102,6 +118,7 @@ class CloudStack(ABC, Generic[Spec, Made]):
                 self._write(autodl_available=True, adopted=None)
             raise
 
+    @_locked
     def release(self) -> None:
         """Delete the adopted machine, if there is one, and nothing else. A machine that died is forgotten."""
         held = self.node_id()
@@ -111,6 +128,7 @@ class CloudStack(ABC, Generic[Spec, Made]):
         self.runner.init()
         self.runner.apply(self._release_plan(), Allow.RELEASE)
 
+    @_locked
     def drift(self) -> tuple[Change, ...]:
         """Return how the cloud differs from what Terraform noted; a delete is a thing that is gone. Changes nothing."""
         self.runner.init()
@@ -122,12 +140,17 @@ class CloudStack(ABC, Generic[Spec, Made]):
         """Delete everything that the stack made. Fine when there is nothing."""
         if not self.runner.state():
             return
-        self._write(autodl_available=True, adopted=None)
-        self.runner.init()
-        self.runner.destroy()
+        with self.runner.hold("destroy"):
+            self._write(autodl_available=True, adopted=None)
+            self.runner.init()
+            self.runner.destroy()
+
+    def discard(self) -> None:
+        """Remove the state, where everything that it names is gone."""
+        self.runner.discard()
 
     def node_id(self) -> str:
-        """Return the machine that the state holds, or an empty string. Reads the state file only."""
+        """Return the machine that the state holds, or an empty string. Reads the state only."""
         return self.runner.state().get(self.spec.node_address, "")
 
     def _release_plan(self) -> Plan:
@@ -196,6 +219,7 @@ class GcpRegionStack(CloudStack[GcpStackSpec, GcpSubstrate]):
                 self.runner.on_event = tell
         self._write(autodl_available=True, adopted=None)
 
+    @_locked
     def drift(self) -> tuple[Change, ...]:
         """Return how the cloud differs. The adopted machine is not looked up on the way: it may be what is gone."""
         held = self.node_id()

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import servers
+
 
 def doctor(*arguments: str, **environ: str) -> tuple[int, dict[str, dict[str, str]], str]:
     done = subprocess.run(
@@ -58,3 +60,20 @@ def test_a_wrong_file_is_exit_code_2_and_one_line(config: Path) -> None:
     assert (code, findings) == (2, {})
     assert "failover.yaml" in err
     assert "Traceback" not in err
+
+
+def test_a_bucket_that_cannot_lock_terraforms_states_fails_and_says_why(tmp_path: Path) -> None:
+    for kind, verdict in (("rclone", "fail"), ("moto", "ok")):
+        try:
+            with servers.started(kind, tmp_path / kind) as server:
+                path = tmp_path / "failover.yaml"
+                job = {"name": "small", "command": "true"}
+                data = {"job": job, "checkpoint": {"store": server.uri("jobs")}, "fallback": [{"local": {}}]}
+                path.write_text(yaml.safe_dump({**data, "terraform": {"state": "store"}}))
+                code, findings, err = doctor(str(path), **server.environ())
+                assert findings["terraform state"]["verdict"] == verdict, (findings, err)
+                assert code == (5 if verdict == "fail" else 0)
+        except servers.NotInstalledError as error:
+            pytest.skip(str(error))
+        if verdict == "fail":
+            assert "conditional writes are ignored" in findings["terraform state"]["detail"]

@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from provisioner.checkpoint.opening import _address, _private
+from provisioner.checkpoint.opening import _private, bucket_address
 from provisioner.checkpoint.store import Credentials, Store, open_store
 from provisioner.errors import ConfigError, StoreError, Unauthorized, Unreachable
 from tests.scripted import Answer, Asked, Scripted, error, scripted
@@ -74,7 +74,7 @@ def put(store: Store, server: Scripted) -> Asked:
 def test_the_bucket_stands_in_the_host_where_a_service_wants_it_or_the_endpoint_says_so(
     bucket, endpoint, address, in_host
 ):
-    assert _address(bucket, endpoint) == (address, in_host)
+    assert bucket_address(bucket, endpoint) == (address, in_host)
 
 
 @pytest.mark.parametrize(

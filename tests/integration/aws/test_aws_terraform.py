@@ -71,3 +71,36 @@ def test_prepare_claim_adopt_release_dismantle(
     state = aws_box.emulator.state()
     assert not any(state[kind] for kind in ("templates", "security_groups", "roles", "instance_profiles", "volumes"))
     assert len(aws_box.launches()) == 1  # nobody but the claim ever started a machine
+
+
+def test_a_region_whose_state_is_in_the_store_is_taken_down_by_another_machine(
+    aws_box: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {**os.environ, **aws_box.environ, "FAILOVER_TF_PROVIDER": "stand-in"}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    store = aws_box.client("s3")
+    store.create_bucket(Bucket="bucket")
+    (tmp_path / "failover.yaml").write_text(FILE + "terraform: {state: store}\n")
+    config = load(tmp_path / "failover.yaml", environ=environ)
+
+    def room(machine: str) -> Any:
+        return open_cloud("aws", job=JOB, config=config, directory=tmp_path / machine, environ=environ)
+
+    def kept() -> list[str]:
+        return [found["Key"] for found in store.list_objects_v2(Bucket="bucket").get("Contents", [])]
+
+    try:
+        discover(tmp_path / "a", environ)
+    except TerraformError as error:
+        pytest.skip(str(error))
+    room("a").prepare("us-east-1")
+    key = "jobs/_terraform/digits-1a2b3c4d/aws-us-east-1.tfstate"
+    assert kept() == [key]
+    made = room("a")._substrate("us-east-1").noted()
+    room("b").prepare("us-east-1")
+    assert room("b")._substrate("us-east-1").noted() == made, "it found what the other had prepared"
+    room("c").dismantle()
+    assert kept() == []
+    assert room("a").owned() == []
+    room("a").dismantle()
