@@ -14,6 +14,7 @@ STAMP := .venv/.stamp
 CHECKOV_STAMP := .venv-checkov/.stamp
 SBOM_STAMP := .venv-sbom/.stamp
 SERVERS_STAMP := .venv-servers/.stamp
+TORCH_STAMP := .venv-torch/.stamp
 SCHEMAS_STAMP := .schemas/.stamp
 UV := $(or $(shell command -v uv),$(BIN)/uv)
 SCRIPTS := .ci/run $(wildcard scripts/*.sh docker/*.sh)
@@ -59,6 +60,13 @@ try-servers:
 
 $(SERVERS_STAMP): requirements/servers.txt requirements/uv.txt scripts/setup.sh
 	@scripts/setup.sh .venv-servers requirements/servers.txt
+	@touch $@
+
+.PHONY: torch
+torch: $(TORCH_STAMP) ## Make .venv-torch: PyTorch 2.13 and its trainers (1.2 GB; several more with CUDA), for the tests and examples that need it
+
+$(TORCH_STAMP): requirements/torch.txt scripts/torch.sh
+	@scripts/torch.sh
 	@touch $@
 
 .PHONY: schemas try-schemas
@@ -156,6 +164,6 @@ lock: ## Write the hashed requirement files anew (ARGS=--upgrade takes the newes
 
 .PHONY: clean
 clean: ## Remove what the targets made; the state of your jobs is elsewhere and stays
-	@rm -rf .venv .venv-checkov .venv-sbom .venv-servers .venv-plan .schemas .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* \
+	@rm -rf .venv .venv-checkov .venv-sbom .venv-servers .venv-plan .venv-torch .schemas .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* \
 	  build dist *.egg-info
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

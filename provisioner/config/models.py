@@ -169,10 +169,11 @@ class JobConfig(Section):
         examples=[100],
     )
     stop_signal: Annotated[
-        Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"], BeforeValidator(_can_be_caught)
+        Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "none"], BeforeValidator(_can_be_caught)
     ] = Field(
         default="SIGTERM",
-        description="What asks the command for a last checkpoint and its end, when its machine has to go.",
+        description="What asks the command for a last checkpoint and its end, when its machine has to go. `none`: only "
+        "`FAILOVER_ADVICE_FILE` does, for launchers that kill their workers soon after a signal.",
     )
     oom_retries: Annotated[int, Field(ge=0, le=10)] = Field(
         default=3,

@@ -68,7 +68,8 @@ class Bootstrap:
     """How long the command may go without a step; infinity: for ever; None: learned."""
     oom_retries: int = 3
     """How often a command that ran out of memory is started again here, with half the batch."""
-    stop_signal: Signals = Signals.SIGTERM
+    stop_signal: Signals | None = Signals.SIGTERM
+    """None: only the advice file asks the command to stop."""
     """What asks the command for a last checkpoint and its end."""
     standby: StandBy | None = None
     """Set for a machine that is to take over from one that still trains."""
@@ -135,7 +136,7 @@ def _parsed(raw: Mapping[str, Any]) -> Bootstrap:
         cloud=str(raw.get("cloud") or ""),
         hung_after_s=_optional(float, raw.get("hung_after_s")),
         oom_retries=int(raw.get("oom_retries", 3)),
-        stop_signal=Signals[str(raw.get("stop_signal") or "SIGTERM")],
+        stop_signal=None if raw.get("stop_signal") == "none" else Signals[str(raw.get("stop_signal") or "SIGTERM")],
         pool=_pool(raw.get("pool")),
         standby=_standby(raw.get("standby")),
     )

@@ -8,6 +8,10 @@ from pathlib import Path
 from provisioner.checkpoint.restore import Restored
 from provisioner.node.bootstrap import Bootstrap
 from provisioner.node.rooms import Rooms
+from provisioner.node.toolkit import on_path
+
+LAUNCHER_PATIENCE_S = 86400
+"""How long torchrun may leave its workers after SIGTERM, in seconds: when their time is up, is for the node to say."""
 
 _OURS = frozenset(
     f"FAILOVER_{name}"
@@ -24,12 +28,15 @@ def of_child(
     data: Path | None = None,
     batch_scale: float = 1.0,
     trial: bool = False,
+    toolkit: Path | None = None,
 ) -> dict[str, str]:
     """Return the machine's environment, then the job's, then ours. The node's key to the store is not in it."""
     env = {name: value for name, value in environ.items() if name not in _OURS}
     env.setdefault("HOME", "/root")
     env.setdefault("PYTHONUNBUFFERED", "1")  # so that a step shows when it is made
+    env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(LAUNCHER_PATIENCE_S))
     env.update(boot.env)
+    env.update(on_path(toolkit, env))
     env.update(
         FAILOVER_RESTORED="1" if restored else "0",
         FAILOVER_RESTORE_PATH=str(restored.directory) if restored else "",

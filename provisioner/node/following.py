@@ -31,7 +31,7 @@ class Follower:
     upload_s: Callable[[], float]
     on_stop: Callable[[Stop], None]
     on_kill: Callable[[], None]
-    stop_signal: Signals = Signals.SIGTERM
+    stop_signal: Signals | None = Signals.SIGTERM
 
     def until_end(self) -> Stop | None:
         """Wait for the command's end; return the request that led to it, if one did. Raises Fenced."""
@@ -43,7 +43,8 @@ class Follower:
             if stop is None and (message := message or self.own_stop()) is not None:
                 stop = message
                 self.on_stop(stop)
-                self.child.ask(self.stop_signal)
+                if self.stop_signal is not None:
+                    self.child.ask(self.stop_signal)
             if message is not None:  # a second notice can only shorten the time
                 kill_at = min(kill_at, message.deadline - self._reserve(message.left()))
             if time.monotonic() >= kill_at:

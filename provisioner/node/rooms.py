@@ -46,6 +46,11 @@ class Rooms:
         return self.run / "work"
 
     @property
+    def python(self) -> Path:
+        """What is on the command's PYTHONPATH."""
+        return self.run / "python"
+
+    @property
     def status_file(self) -> Path:
         """Where the command may say its step."""
         return self.run / "status.json"

@@ -43,6 +43,7 @@ from provisioner.node.patience import patiently
 from provisioner.node.progress import Progress
 from provisioner.node.standby import StandBy, try_out, wait_for_call
 from provisioner.node.stores import Stores
+from provisioner.node.toolkit import lay_out
 from provisioner.node.training import Bench, Training
 from provisioner.node.verdict import (
     MEMORY,
@@ -307,6 +308,7 @@ class Supervisor:
                 data=self._data.wait(),
                 batch_scale=scale,
                 trial=trial,
+                toolkit=lay_out(self.rooms.python),
             ),
             record=self.rooms.child,
             take=take,

@@ -125,7 +125,7 @@ class Training:
         self._child = child
         bench.note("started", f"the command runs (process {child.pid})", pid=child.pid)
         bench.heartbeat.hurry()
-        name = bench.boot.stop_signal.name
+        name = bench.boot.stop_signal.name if bench.boot.stop_signal else "the advice"
         follower = Follower(
             child,
             bench.mail,

@@ -101,7 +101,11 @@ class NodeProcess:
         return path.read_text() if path.exists() else ""
 
     def until_step(self, step: int) -> None:
-        self.until(lambda: re.search(rf"^step {step}\b", self.log(), re.MULTILINE))
+        self.until_line(rf"step {step}\b")
+
+    def until_line(self, pattern: str) -> None:
+        """Wait for a line of the command that begins like this."""
+        self.until(lambda: re.search(f"^{pattern}", self.log(), re.MULTILINE))
 
     def until_committed(self, step: int) -> None:
         """Wait for the commit of a step, or of a later one: on a busy machine newer ones supersede it."""

@@ -1,0 +1,12 @@
+"""For training scripts: torch and nothing else is needed. See docs/torch.md.
+
+The node puts it on the command's PYTHONPATH.
+
+Written for Python 3.9 and torch 2.0, since the training's environment is the user's.
+"""
+
+from __future__ import annotations
+
+from provisioner.node.torch.saving import Checkpointing, Stopped, checkpointing
+
+__all__ = ["Checkpointing", "Stopped", "checkpointing"]

@@ -1,0 +1,258 @@
+"""Goes through a DataLoader so that a run can go on in the middle of an epoch, with the same batches.
+
+What draws random numbers on the way to a batch (sampler, dataset, augmentation, collation) gets a stream of its own,
+seeded by the run, the epoch and the batch. So the training's own randomness is not touched, the number of workers does
+not matter, and batches that were trained already are passed over without being loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from provisioner.node.torch import randomness
+from provisioner.node.torch.shield import Shield
+
+B = TypeVar("B")
+
+
+class Batches(Generic[B]):
+    """``for batch in batches:`` is one epoch, or what is left of it. ``epoch`` and ``seen`` say where it is."""
+
+    def __init__(self, loader: Iterable[B], seed: int) -> None:
+        """Take any iterable; a DataLoader over a map-style dataset is skipped through without loading."""
+        self.epoch = 0
+        self.seen = 0
+        """Samples of this epoch that all processes together have had; batches, where the loader has none to count."""
+        self._loader = loader
+        self._seed = seed
+        self._generators = _generators(loader)
+        self._fetch: _Fetch | None = None
+        self._plan: _Plan | None = None
+        if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, Shield):
+            loader.worker_init_fn = Shield(loader.worker_init_fn)
+        if isinstance(loader, DataLoader) and _can_be_skipped(loader):
+            self._plan = _Plan(loader)
+            self._fetch = _Fetch(loader.dataset, loader.collate_fn, seed)
+            self._seekable: DataLoader[Any] = _rebuilt(loader, self._fetch, self._plan)
+
+    def state(self) -> dict[str, int]:
+        """Return the position."""
+        return {"epoch": self.epoch, "seen": self.seen, "seed": self._seed}
+
+    def load(self, state: dict[str, int]) -> None:
+        """Go to a position."""
+        self.epoch, self.seen, self._seed = int(state["epoch"]), int(state["seen"]), int(state["seed"])
+        if self._fetch is not None:
+            self._fetch.seed = self._seed
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch. Raises TypeError where the loader does not know."""
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[B]:
+        """Yield what is left of the epoch."""
+        stream = randomness.Stream(_mixed(self._seed, self.epoch))
+        _set_epoch(self._loader, self.epoch)
+        for generator, number in self._generators:  # one that the script made goes by the epoch, too
+            generator.manual_seed(_mixed(number, self.epoch))
+        yield from self._skip_through(stream) if self._plan is not None else self._replay(stream)
+        self.epoch += 1
+        self.seen = 0
+
+    def _skip_through(self, stream: randomness.Stream) -> Iterator[B]:
+        assert self._plan is not None  # noqa: S101 - the caller looked
+        plan = self._plan
+        plan.begin(stream, self.epoch, self.seen)
+        with stream:  # a loader draws a seed for its workers
+            batches = iter(self._seekable)
+        for number, batch in enumerate(batches):
+            self.seen = plan.seen_after(number)
+            yield batch
+
+    def _replay(self, stream: randomness.Stream) -> Iterator[B]:
+        """Load what was seen once more and throw it away: a stream of data has no place to jump to."""
+        with stream:
+            batches = iter(self._loader)
+        passed = 0
+        while True:
+            try:
+                with stream:
+                    batch = next(batches)
+            except StopIteration:
+                return
+            passed += 1
+            if passed > self.seen:
+                self.seen = passed
+                yield batch
+
+
+def _can_be_skipped(loader: DataLoader[Any]) -> bool:
+    return (
+        not isinstance(loader.dataset, IterableDataset)
+        and loader.batch_sampler is not None
+        and not hasattr(loader, "state_dict")
+    )
+
+
+class _Numbered(list):  # type: ignore[type-arg]
+    """The indices of one batch, with its number: what its randomness is seeded by."""
+
+    def __init__(self, indices: Iterable[Any], number: tuple[int, int]) -> None:
+        super().__init__(indices)
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Numbered, (list(self), self.number)
+
+
+class _Fetch:
+    """A dataset whose batches are the collated ones of another, each seeded by its number."""
+
+    def __init__(self, dataset: Any, collate: Any, seed: int) -> None:
+        self.dataset, self.collate, self.seed = dataset, collate, seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, indices: _Numbered) -> Any:
+        epoch, number = indices.number
+        with randomness.Stream(_mixed(self.seed, epoch, number)):
+            several = getattr(self.dataset, "__getitems__", None)
+            samples = several(list(indices)) if several else [self.dataset[index] for index in indices]
+            return self.collate(samples)
+
+
+class _Plan:
+    """A batch sampler that begins anywhere in the epoch.
+
+    Under a DistributedSampler all processes walk through one order: each round takes ``batch x processes`` samples,
+    and process ``r`` takes each ``processes``-th of them from the ``r``-th on, as that sampler does. So a run that goes
+    on with another number of processes trains on what is left of the same order.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._batches = loader.batch_sampler
+        self._sampler = getattr(self._batches, "sampler", None)
+        self._shared = isinstance(self._sampler, DistributedSampler) and loader.batch_size is not None
+        self._stream = randomness.Stream(0)
+        self._epoch = self._begin = self._first = 0
+        self._ends: list[int] = []
+
+    def begin(self, stream: randomness.Stream, epoch: int, seen: int) -> None:
+        """Take the position of the next epoch that is walked through."""
+        self._stream, self._epoch, self._begin, self._ends = stream, epoch, seen, []
+
+    def seen_after(self, number: int) -> int:
+        """Return the position after the batch that was yielded as the ``number``-th."""
+        return self._ends[number]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[_Numbered]:
+        yield from self._of_all() if self._shared else self._of_one()
+
+    def _of_one(self) -> Iterator[_Numbered]:
+        with self._stream:
+            batches = iter(self._batches)
+        number = seen = 0
+        while True:
+            try:
+                with self._stream:
+                    batch = next(batches)
+            except StopIteration:
+                return
+            number += 1
+            seen += len(batch)
+            if seen > self._begin:
+                self._ends.append(seen)
+                yield _Numbered(batch, (self._epoch, seen))
+
+    def _of_all(self) -> Iterator[_Numbered]:
+        sampler: Any = self._sampler
+        order = list(_whole_order(sampler, self._epoch))
+        size, processes, rank = self._batches.batch_size, sampler.num_replicas, sampler.rank
+        at = self._begin
+        while at < len(order):
+            window = order[at : at + size * processes]
+            at += len(window)
+            short = -len(window) % processes
+            if short and sampler.drop_last:
+                window = window[: len(window) - len(window) % processes]
+            elif short:
+                window = window + (order * (short // len(order) + 1))[:short]
+            mine = window[rank::processes]
+            if not mine or (self._batches.drop_last and len(mine) < size):
+                return
+            self._ends.append(at)
+            yield _Numbered(mine, (self._epoch, at * 4096 + rank))
+
+
+def _whole_order(sampler: Any, epoch: int) -> Iterator[Any]:
+    whole: Any = DistributedSampler(
+        sampler.dataset, num_replicas=1, rank=0, shuffle=sampler.shuffle, seed=sampler.seed, drop_last=sampler.drop_last
+    )
+    whole.set_epoch(epoch)
+    return iter(whole)
+
+
+def _rebuilt(loader: Any, fetch: _Fetch, plan: _Plan) -> DataLoader[Any]:
+    """Return a loader with the same workers over our own dataset: a loader does not let its parts be exchanged."""
+    options: dict[str, Any] = {
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+    }
+    if loader.num_workers:
+        options.update(prefetch_factor=loader.prefetch_factor, persistent_workers=loader.persistent_workers)
+    return DataLoader(fetch, batch_sampler=plan, collate_fn=_as_it_is, **options)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _set_epoch(loader: object, epoch: int) -> None:
+    """Tell everything that shuffles by the epoch, as DistributedSampler and streaming datasets do."""
+    sampler = getattr(loader, "sampler", None)
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    for part in (
+        loader,
+        sampler,
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+        getattr(loader, "dataset", None),
+    ):
+        call = getattr(part, "set_epoch", None)
+        if callable(call):
+            call(epoch)
+
+
+def _generators(loader: object) -> list[tuple[torch.Generator, int]]:
+    """Return the generators that the script gave the loader and its samplers, with their seeds."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    parts = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = {id(one): one for part in parts if isinstance(one := getattr(part, "generator", None), torch.Generator)}
+    return [(generator, generator.initial_seed()) for generator in found.values()]
+
+
+def _mixed(*numbers: int) -> int:
+    """Mix numbers into a seed of 63 bits: SplitMix64 (Steele, Lea, Flood 2014)."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) % 2**64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) % 2**64
+        state ^= state >> 31
+    return state % 2**63
+
+
+def run_seed() -> int:
+    """Return the seed of a run: the one that the script gave torch."""
+    return int(torch.initial_seed() % 2**63)

@@ -1,0 +1,109 @@
+"""A directory of checkpoints: ``step-40/`` appears by a rename, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from provisioner.node.torch import tensors
+
+FORMAT = 1
+TREES = "state.pt"
+"""Everything that is no tensor, with names where the tensors were."""
+METADATA = "metadata.json"
+_NAME = re.compile(r"step-(\d+)\Z")
+
+Parts = Mapping[str, "tuple[Any, Mapping[str, torch.Tensor]]"]
+"""By the part's name: its tree without tensors, and its tensors by path."""
+
+
+def write(
+    folder: Path,
+    step: int,
+    parts: Parts,
+    *,
+    frozen: Mapping[str, frozenset[str]],
+    rest: Mapping[str, Any],
+    metrics: Mapping[str, float],
+) -> Path:
+    """Write one checkpoint and return its path. One that is there already is left as it is."""
+    final = folder / f"step-{step}"
+    if final.exists():
+        return final
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".step-{step}.tmp"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    for name, (_, found) in parts.items():
+        for suffix, group in tensors.split(found, frozen.get(name, frozenset())):
+            tensors.write(draft / f"{name}{suffix}.safetensors", group)
+    trees = {name: tree for name, (tree, _) in parts.items()}
+    with (draft / TREES).open("wb") as file:
+        torch.save({"format": FORMAT, "step": step, "trees": trees, "rest": dict(rest)}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    (draft / METADATA).write_text(json.dumps({"step": step, **metrics}), "ascii")
+    draft.rename(final)
+    _sync(folder)
+    return final
+
+
+def read(path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    """Return (step, state of each part, the rest). Raises ValueError for one that is not whole, or not ours."""
+    try:
+        state = torch.load(path / TREES, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise ValueError(f"{path} has no {TREES}: it was not saved by this toolkit") from None
+    except Exception as error:  # a damaged file raises whatever the unpickler meets
+        raise ValueError(f"{path / TREES}: {error}") from error
+    if state.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {state.get('format')}, this version reads {FORMAT}")
+    parts = {}
+    for name, tree in state["trees"].items():
+        found: dict[str, torch.Tensor] = {}
+        for suffix in ("", ".frozen"):
+            file = path / f"{name}{suffix}.safetensors"
+            if file.exists():
+                found.update(tensors.read(file))
+        try:
+            parts[name] = tensors.put_together(tree, found)
+        except KeyError as error:
+            raise ValueError(f"{path}: {name} lacks {error}") from error
+    return int(state["step"]), parts, state["rest"]
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """List the checkpoints in a directory, the one with the highest step first."""
+    found = []
+    if folder.is_dir():
+        for path in folder.iterdir():
+            match = _NAME.match(path.name)
+            if match and path.is_dir():
+                found.append((int(match.group(1)), path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest."""
+    for path in newest_first(folder)[keep:]:
+        doomed = path.with_name(f".{path.name}.tmp")
+        try:
+            path.rename(doomed)  # first out of sight, so that no half of it is ever taken for a checkpoint
+        except OSError:
+            continue
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

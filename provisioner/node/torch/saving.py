@@ -1,0 +1,262 @@
+"""``with checkpointing(model, optimizer, dataloader=loader) as run:``: a training loop that survives its machine."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Callable
+
+import torch
+
+from provisioner.node.torch import folder, randomness
+from provisioner.node.torch.batches import Batches, run_seed
+from provisioner.node.torch.ranks import NOTHING, SAVE, STOP, Ranks
+from provisioner.node.torch.surroundings import Surroundings
+from provisioner.node.torch.writer import Writer
+
+COME_AGAIN = 75
+"""EX_TEMPFAIL: the work is saved and not done."""
+
+
+class Stopped(SystemExit):
+    """The machine has to go; everything is saved. It ends the program, unless something catches SystemExit."""
+
+    def __init__(self, reason: str, code: int) -> None:
+        """Keep the reason."""
+        super().__init__(code)
+        self.reason = reason
+
+
+class Checkpointing:
+    """A training that is saved as it goes. ``step()`` after each step of the optimizer does everything else.
+
+    ``done`` counts the steps that are trained, ``restored`` says whether there was something to go on from, ``batches``
+    goes through the loader. See :func:`checkpointing`.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Any],
+        loader: Iterable[Any] | None,
+        *,
+        rng: bool,
+        every_s: float | None,
+        keep: int,
+        surroundings: Surroundings,
+        monotonic: Callable[[], float],
+    ) -> None:
+        """Take the parts; nothing is read before ``with``."""
+        self.done = 0
+        self.restored = False
+        self.stopping = ""
+        self.batches: Batches[Any] = Batches(() if loader is None else loader, run_seed())
+        self._parts = parts
+        self._rng = rng
+        self._every_s = every_s
+        self._keep = keep
+        self._around = surroundings
+        self._monotonic = monotonic
+        self._ranks = Ranks()
+        self._writer = Writer()
+        self._frozen = {name: _frozen(part) for name, part in parts.items()}
+        self._metrics: dict[str, Any] = {}
+        self._saved: int | None = None
+        self._saved_at = monotonic()
+        self._save_s: float | None = None
+        self._before: list[tuple[signal.Signals, Any]] = []
+
+    @property
+    def batch_scale(self) -> float:
+        """By what to multiply the batch: 1, or less after the command ran out of memory on this machine."""
+        return self._around.batch_scale
+
+    def __enter__(self) -> Checkpointing:  # noqa: PYI034 - typing.Self is not in Python 3.9
+        self._restore()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before.append((number, signal.signal(number, self._on_signal)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and self._saved != self.done:
+                self.save()
+            self._writer.finish()
+            if kind is None:
+                self._ranks.close()
+        finally:
+            for number, handler in self._before:
+                signal.signal(number, handler)
+            self._before = []
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the epochs that are left of ``count``, from 0 on; the first of them may have begun already."""
+        while self.batches.epoch < count:
+            epoch = self.batches.epoch
+            yield epoch
+            if self.batches.epoch == epoch:  # the loop over the batches was left early, or another loader is used
+                self.batches.epoch, self.batches.seen = epoch + 1, 0
+
+    def step(self, **metrics: Any) -> None:
+        """Count a step, and save when it is time. ``metrics`` are numbers that the next checkpoint is to carry.
+
+        Raises Stopped, after a last checkpoint, when the machine has to go.
+        """
+        self.done += 1
+        self._metrics = {name: _detached(value) for name, value in metrics.items()}
+        self._around.report(self.done, self._save_s)
+        reason = self.stopping or self._around.stop()
+        wish = STOP if reason else SAVE if self._is_due() else NOTHING
+        agreed = self._ranks.agreed(wish)
+        if agreed == NOTHING:
+            return
+        if self._saved != self.done:
+            self.save()
+        if agreed == STOP:
+            self._writer.finish()
+            self._ranks.close()
+            self._say(f"{reason or 'another process has to stop'}: step {self.done} is saved; leaving")
+            # torchrun would start the workers again for any other code than 0
+            raise Stopped(reason, 0 if self._around.is_elastic else COME_AGAIN)
+
+    def save(self) -> None:
+        """Save now. All processes have to call it at the same step. It returns as soon as the state is copied."""
+        began = self._monotonic()
+        own = {"rng": randomness.portable(randomness.capture())} if self._rng else {}
+        of_all = self._ranks.gather(own)
+        if self._ranks.rank == 0:
+            step, rest = self.done, {"batches": self.batches.state(), "processes": of_all}
+            metrics = {name: number for name, value in self._metrics.items() if (number := _number(value)) is not None}
+
+            def write(parts: folder.Parts) -> None:
+                target = self._around.checkpoints
+                folder.write(target, step, parts, frozen=self._frozen, rest=rest, metrics=metrics)
+                folder.prune(target, self._keep)
+
+            self._writer.save({name: _bare(part).state_dict() for name, part in self._parts.items()}, write)
+        self._saved, self._saved_at = self.done, self._monotonic()
+        self._save_s = self._saved_at - began
+
+    def _is_due(self) -> bool:
+        every_s = self._around.every_s() if self._every_s is None else self._every_s
+        return self._monotonic() - self._saved_at >= every_s
+
+    def _restore(self) -> None:
+        found = self._ranks.same([str(path) for path in folder.newest_first(self._around.restore_from)])
+        for path in found:
+            try:
+                step, parts, rest = folder.read(Path(path))
+            except (ValueError, OSError) as error:
+                self._say(f"passed over: {error}")
+                continue
+            missing = sorted(set(self._parts) - set(parts))
+            if missing:
+                raise ValueError(f"{path} has no {', '.join(missing)}; it was saved by another script")
+            for name, part in self._parts.items():
+                _bare(part).load_state_dict(parts[name])
+            self.batches.load(rest["batches"])
+            states = rest["processes"]
+            if self._rng and self._ranks.rank < len(states) and "rng" in states[self._ranks.rank]:
+                randomness.restore(states[self._ranks.rank]["rng"])
+            self.done, self._saved, self.restored = step, step, True
+            self._say(f"going on after step {step} ({path})")
+            return
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as signal.signal wants it
+        if self.stopping and number == signal.SIGINT:  # a person who asks twice does not want to wait
+            raise KeyboardInterrupt
+        self.stopping = signal.Signals(number).name
+
+    def _say(self, line: str) -> None:
+        if self._ranks.rank == 0:
+            print(f"failover: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the script's own stderr
+
+
+def checkpointing(
+    model: Any,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    dataloader: Iterable[Any] | None = None,
+    *,
+    also: Mapping[str, Any] | None = None,
+    rng: bool = True,
+    every_s: float | None = None,
+    keep: int = 2,
+    surroundings: Surroundings | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Checkpointing:
+    """Make a training loop that goes on where it was, on whichever machine.
+
+    For example::
+
+        with checkpointing(model, optimizer, scheduler, dataloader=loader) as run:
+            for epoch in run.epochs(10):
+                for images, labels in run.batches:
+                    ...
+                    optimizer.step()
+                    run.step(loss=loss)
+
+    Restores the newest checkpoint if there is one. Saves every ``every_s`` seconds (None: as the node advises; alone
+    every ten minutes), when the machine has to go, and at the end. Checkpoints appear in ``FAILOVER_CHECKPOINT_DIR``
+    (alone: ``checkpoints``), of which the ``keep`` newest stay. ``also`` names more objects with ``state_dict`` and
+    ``load_state_dict``, an average of the weights for example. ``rng`` keeps the random generators of every process.
+
+    Under torch.distributed every process calls it, after the group was made; the first one writes.
+
+    Raises ValueError for a checkpoint that lacks one of the parts.
+    """
+    named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **(also or {})}
+    parts = {name: part for name, part in named.items() if part is not None}
+    for name, part in parts.items():
+        if not callable(getattr(part, "state_dict", None)) or not callable(getattr(part, "load_state_dict", None)):
+            raise TypeError(f"{name} has no state_dict and load_state_dict")
+    return Checkpointing(
+        parts,
+        dataloader,
+        rng=rng,
+        every_s=every_s,
+        keep=keep,
+        surroundings=surroundings or Surroundings(),
+        monotonic=monotonic,
+    )
+
+
+def _bare(part: Any) -> Any:
+    """Return a module without what wraps it, so that its names are the same with one process and with many."""
+    for wrapper in ("module", "_orig_mod"):
+        inner = getattr(part, wrapper, None)
+        if isinstance(part, torch.nn.Module) and isinstance(inner, torch.nn.Module) and _wraps(part):
+            return _bare(inner)
+    return part
+
+
+def _wraps(part: Any) -> bool:
+    kinds: Sequence[str] = ("DistributedDataParallel", "DataParallel", "OptimizedModule")
+    return type(part).__name__ in kinds
+
+
+def _frozen(part: Any) -> frozenset[str]:
+    """Return the names of parameters that are not trained: they are saved in a file of their own."""
+    if not isinstance(part, torch.nn.Module):
+        return frozenset()
+    return frozenset(name for name, found in _bare(part).named_parameters() if not found.requires_grad)
+
+
+def _detached(value: Any) -> Any:
+    """Return a number without the graph that it was reckoned by; from a card it is fetched when it is saved."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,30 @@
+"""Keeps a DataLoader's workers alive when the whole process group is asked to stop: the last step still needs them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Callable
+
+
+class Shield:
+    """A ``worker_init_fn``. Only the worker's own parent may end it by SIGTERM, as the loader does when it closes."""
+
+    def __init__(self, init: Callable[[int], object] | None) -> None:
+        """Take the script's own ``worker_init_fn``."""
+        self.init = init
+
+    def __call__(self, worker: int) -> None:
+        """Run in the worker, before its first batch."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_obey, args=(os.getppid(),), name="failover-shield", daemon=True).start()
+        if self.init is not None:
+            self.init(worker)
+
+
+def _obey(parent: int) -> None:
+    while True:
+        if signal.sigwaitinfo({signal.SIGTERM}).si_pid == parent:
+            os._exit(0)

@@ -1,0 +1,180 @@
+"""State dictionaries as files: tensors in the safetensors format, everything else in a small ``torch.save`` file.
+
+Tensors that are trained and tensors that are frozen are in files of their own, so that a frozen base stays the same
+bytes from save to save and is uploaded once. The format is that of https://github.com/huggingface/safetensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+
+TYPES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_BY_NAME = {name: dtype for dtype, name in TYPES.items()}
+_TENSOR = "\0tensor\0"
+"""Begins the text that stands in a tree for a tensor; the rest is its name."""
+_WRITE_BYTES = 8 << 20
+_ALIGN = 64
+
+Place = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+def take_apart(tree: Any, place: Place) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return (tree without tensors, tensors by path). ``place(path, tensor)`` gives a tensor that may be kept.
+
+    A tensor that is in the tree twice, as tied weights are, is taken once.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    known: dict[tuple[object, ...], str] = {}
+
+    def walk(value: Any, path: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.dtype not in TYPES or value.is_quantized:
+                return value.detach().cpu().clone()
+            key = (value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
+            name = known.get(key) if value.numel() else None
+            if name is None:
+                name = known[key] = path
+                tensors[name] = place(name, value.detach())
+            return _TENSOR + name
+        if isinstance(value, dict):
+            return {key: walk(item, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            items = [walk(item, f"{path}.{index}" if path else str(index)) for index, item in enumerate(value)]
+            return items if isinstance(value, list) else tuple(items)
+        return value
+
+    return walk(tree, ""), tensors
+
+
+def put_together(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return what ``take_apart`` was given."""
+    if isinstance(tree, str) and tree.startswith(_TENSOR):
+        return tensors[tree[len(_TENSOR) :]]
+    if isinstance(tree, dict):
+        return {key: put_together(item, tensors) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [put_together(item, tensors) for item in tree]
+    if isinstance(tree, tuple):
+        return tuple(put_together(item, tensors) for item in tree)
+    return tree
+
+
+def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors that lie contiguous in host memory. The interpreter's lock is free while bytes go to the disk."""
+    header: dict[str, object] = {}
+    at = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGN)
+    with path.open("wb", buffering=0) as file:
+        _write_all(file.fileno(), memoryview(len(text).to_bytes(8, "little") + text))
+        for tensor in tensors.values():
+            _write_all(file.fileno(), _bytes_of(tensor))
+        os.fsync(file.fileno())
+
+
+def read(path: Path) -> dict[str, torch.Tensor]:
+    """Read tensors into memory of their own. Raises ValueError for a file that is cut short or damaged."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= size - 8:
+            raise ValueError(f"{path}: not a safetensors file, or cut short")
+        try:
+            header = json.loads(file.read(length))
+            rows = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
+            found: dict[str, torch.Tensor] = {}
+            for name, entry in rows:
+                begin, end = entry["data_offsets"]
+                tensor = torch.empty(entry["shape"], dtype=_BY_NAME[entry["dtype"]])
+                if end - begin != tensor.numel() * tensor.element_size() or 8 + length + end > size:
+                    raise ValueError(f"{path}: {name} is cut short")
+                file.seek(8 + length + begin)
+                _read_all(file, _bytes_of(tensor))
+                found[name] = tensor
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path}: damaged header: {error}") from error
+        return found
+
+
+class Buffers:
+    """Host memory for one copy of a state, used again from save to save. Pinned where tensors come from a card."""
+
+    def __init__(self) -> None:
+        """Hold nothing yet."""
+        self._held: dict[str, torch.Tensor] = {}
+        self._used: dict[str, torch.Tensor] = {}
+
+    def begin(self) -> None:
+        """Start a copy."""
+        self._used = {}
+
+    def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor; from a card the copy is under way until ``wait``."""
+        held = self._held.get(name)
+        if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
+            held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        held.copy_(tensor, non_blocking=tensor.is_cuda)
+        self._used[name] = held
+        return held
+
+    def wait(self) -> None:
+        """Wait until what was copied is there; what the state does not hold any more is let go."""
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self._held = self._used
+
+
+def split(tensors: Mapping[str, torch.Tensor], frozen: frozenset[str]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """Yield (suffix, tensors) of each file that is to be written; a file without tensors is none."""
+    groups: list[tuple[str, dict[str, torch.Tensor]]] = [
+        ("", {name: tensor for name, tensor in tensors.items() if name not in frozen}),
+        (".frozen", {name: tensor for name, tensor in tensors.items() if name in frozen}),
+    ]
+    for suffix, found in groups:
+        if found:
+            yield suffix, found
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return a tensor's memory. The caller keeps the tensor alive."""
+    size = tensor.numel() * tensor.element_size()
+    if not size:
+        return memoryview(b"")
+    if not tensor.is_contiguous():
+        raise ValueError("only contiguous tensors can be written")
+    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
+
+
+def _write_all(handle: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(handle, view[:_WRITE_BYTES]) :]
+
+
+def _read_all(file: Any, view: memoryview) -> None:
+    while view:
+        count: int | None = file.readinto(view)
+        if not count:
+            raise ValueError("cut short")
+        view = view[count:]

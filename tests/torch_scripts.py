@@ -1,0 +1,53 @@
+"""Runs training scripts with the Python of ``.venv-torch``, as a user's environment has it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PYTHON = ROOT / ".venv-torch" / "bin" / "python"
+TORCHRUN = PYTHON.with_name("torchrun")
+
+needs_torch = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-torch: make torch"),
+]
+
+
+def environment(checkpoints: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "FAILOVER_CHECKPOINT_DIR": str(checkpoints), "OMP_NUM_THREADS": "1", **more}
+
+
+def start(command: list[str], checkpoints: Path, **more: str) -> subprocess.Popen[str]:
+    """Start a script as the leader of its own process group."""
+    return subprocess.Popen(
+        command,
+        env=environment(checkpoints, **more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
+
+
+def run(text: str, cwd: Path, environ: Mapping[str, str] | None = None) -> str:
+    """Run a text to its end and return what it said; it has to end well."""
+    path = cwd / "script.py"
+    path.write_text(textwrap.dedent(text))
+    done = subprocess.run(
+        [str(PYTHON), "-W", "error::UserWarning", str(path)],
+        cwd=cwd,
+        env={**os.environ, **(environ or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
