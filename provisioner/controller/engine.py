@@ -1,4 +1,4 @@
-"""The durable side of a run: DBOS on a SQLite file in the job's folder.
+"""The durable side of a run: DBOS on a SQLite file in the job's folder, or on the database of ``failover serve``.
 
 The flow's answers are recorded step by step. A start finds the open run of the file and goes on after the last answer.
 The version is set by us and not derived from the source, so an upgrade does not orphan a running job.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from dbos import DBOS, DBOSConfig, SetWorkflowID
+from dbos import DBOS, DBOSConfig, SetWorkflowID, WorkflowHandle
 
 from provisioner.controller.flow import Effects, Flow
 
@@ -19,63 +19,135 @@ T = TypeVar("T")
 
 WORKFLOW_VERSION = "flow-1"
 """Raise it only together with a rule for the runs that an older version left open."""
+POOL: Final = 8
+"""Connections to the database of one controller; a PostgreSQL server has 100 for all."""
+_OVER: Final = frozenset({"SUCCESS", "ERROR"})
 
 
-class Engine:
-    """Runs one flow durably. One engine a process: DBOS is a singleton."""
+class FlowRun:
+    """One flow that this process runs durably. ``ended`` is set when it is over."""
 
-    _current: Engine | None = None
+    def __init__(
+        self,
+        effects: Effects,
+        after_step: Callable[[int, str], None] | None = None,
+        before_step: Callable[[str], None] | None = None,
+    ) -> None:
+        """Take the world.
 
-    def __init__(self, database: Path, effects: Effects, after_step: Callable[[int, str], None] | None = None) -> None:
-        """Open the database. ``after_step(count, name)`` is called when an answer has been recorded."""
+        ``before_step(name)`` is called before each step that is not recorded yet, and may keep it from being made by
+        ending the process; ``after_step(count, name)`` when an answer has been recorded.
+        """
         self.effects = effects
-        self.after_step = after_step
         self.ended = threading.Event()
         self.steps = 0
-        Engine._current = self
-        database.touch(mode=0o600)
-        config: DBOSConfig = {
-            "name": "gpu-failover",
-            "system_database_url": f"sqlite:///{database}",
-            "application_version": WORKFLOW_VERSION,
-            "executor_id": "controller",
-            "log_level": "CRITICAL",
-            "enable_otlp": False,
-        }
-        DBOS(config=config)
-
-    def run(self, workflow_id: str) -> None:
-        """Start the run, or take it up again, in a thread of its own. ``ended`` is set when it is over."""
-        DBOS.launch()
-        with SetWorkflowID(workflow_id):
-            handle = DBOS.start_workflow(_run_flow)
-        self._handle = handle
-
-    def result(self) -> dict[str, object]:
-        """Return the report; raises what the flow raised."""
-        return self._handle.get_result()
-
-    def close(self) -> None:
-        """Let go of the database."""
-        DBOS.destroy(workflow_completion_timeout_sec=0)
-        Engine._current = None
+        self.handle: WorkflowHandle[dict[str, object]] | None = None
+        self._after_step = after_step
+        self._before_step = before_step
 
     def step(self, name: str, call: Callable[..., T], *args: object) -> T:
         """Run one call and record its answer."""
-        answer: T = DBOS.run_step({"name": name}, call, *args)
+
+        def guarded(*given: object) -> T:
+            if self._before_step is not None:
+                self._before_step(name)
+            return call(*given)
+
+        answer: T = DBOS.run_step({"name": name}, guarded, *args)
         self.steps += 1
-        if self.after_step is not None:
-            self.after_step(self.steps, name)
+        if self._after_step is not None:
+            self._after_step(self.steps, name)
         return answer
+
+    def result(self) -> dict[str, object]:
+        """Return the report; raises what the flow raised."""
+        if self.handle is None:
+            message = "the flow was not started"
+            raise RuntimeError(message)
+        return self.handle.get_result()
+
+
+class Engine:
+    """Runs flows durably. One engine a process: DBOS is a singleton."""
+
+    _runs: dict[str, FlowRun] = {}  # noqa: RUF012 - of this process, as DBOS is
+
+    def __init__(self, url: str, *, executor: str = "controller", queue: str = "") -> None:
+        """Open the database.
+
+        Where several controllers share it, each has an ``executor`` of its own, so that none takes up by itself what
+        another one left, and a ``queue``, on which it runs what it has been told to take up.
+        """
+        self._queue = queue
+        config: DBOSConfig = {
+            "name": "gpu-failover",
+            "system_database_url": url,
+            "application_version": WORKFLOW_VERSION,
+            "executor_id": executor,
+            "log_level": "CRITICAL",
+            "enable_otlp": False,
+            "sys_db_pool_size": POOL,
+        }
+        DBOS(config=config)
+        if queue:
+            DBOS.listen_queues([queue])
+        self._launched = False
+
+    @classmethod
+    def on_file(cls, database: Path) -> Engine:
+        """Open a run's own SQLite file."""
+        database.touch(mode=0o600)
+        return cls(f"sqlite:///{database}")
+
+    def launch(self) -> None:
+        """Begin to work. What this executor has left open goes on."""
+        if self._launched:
+            return
+        DBOS.launch()
+        self._launched = True
+        if self._queue:
+            DBOS.register_queue(self._queue, polling_interval_sec=0.5)
+
+    def run(self, workflow_id: str, flow: FlowRun) -> None:
+        """Start the run, or take it up again, in a thread of its own."""
+        Engine._runs[workflow_id] = flow
+        self.launch()
+        status = DBOS.get_workflow_status(workflow_id)
+        if status is None or (not self._queue and status.status not in _OVER):
+            with SetWorkflowID(workflow_id):
+                flow.handle = DBOS.start_workflow(_run_flow)
+        elif status.status in _OVER:  # it was killed before it could tell
+            flow.handle = DBOS.retrieve_workflow(workflow_id)
+            flow.ended.set()
+        else:
+            flow.handle = DBOS.resume_workflow(workflow_id, queue_name=self._queue)
+
+    def drop_queues(self, ended: Callable[[list[str]], list[str]]) -> None:
+        """Remove the queues of executors that are no more. ``ended`` picks them out of the names of all."""
+        for name in ended([queue.name for queue in DBOS.list_queues() if queue.name != self._queue]):
+            DBOS.delete_queue(name)
+
+    def forget(self, workflow_id: str, *, delete: bool = False) -> None:
+        """Let go of a run that has ended; ``delete`` its answers, too."""
+        Engine._runs.pop(workflow_id, None)
+        if delete:
+            DBOS.delete_workflow(workflow_id)
+
+    def close(self) -> None:
+        """Let go of the database."""
+        if self._queue and self._launched:
+            DBOS.delete_queue(self._queue)
+        DBOS.destroy(workflow_completion_timeout_sec=0)
+        Engine._runs.clear()
 
 
 @DBOS.workflow(name="run_job")
 def _run_flow() -> dict[str, object]:
-    engine = Engine._current  # noqa: SLF001 - the engine that this process started
-    if engine is None:
+    flow = Engine._runs.get(DBOS.workflow_id or "")  # noqa: SLF001 - what this process was told to run
+    if flow is None:
         message = "the workflow was started without an engine"
         raise RuntimeError(message)
     try:
-        return Flow(engine.effects, engine.step).run()
+        return Flow(flow.effects, flow.step).run()
     finally:
-        engine.ended.set()
+        flow.ended.set()

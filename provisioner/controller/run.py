@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import threading
 import time
@@ -16,11 +15,12 @@ from provisioner.clouds.base import Cloud
 from provisioner.config import Config, load, parse, runtime_file, workdir
 from provisioner.controller.directory import JobDirectory, JobRecord, new_uid, state_root
 from provisioner.controller.effects import World
-from provisioner.controller.engine import Engine
+from provisioner.controller.engine import Engine, FlowRun
 from provisioner.controller.failures import KnownFailures
 from provisioner.controller.hints import ask_to_save
 from provisioner.controller.launch import Launcher, open_job_store, stored_uid
 from provisioner.controller.moving import WISH
+from provisioner.controller.serving.by_hand import out_of_the_queue, refuse_if_queued
 from provisioner.errors import CloudError, ConfigError, Interrupted
 from provisioner.telemetry.events import EventLog
 
@@ -38,11 +38,19 @@ class RunOptions:
     """Release a machine that trains for a controller which is not this one."""
 
 
-def begin_record(directory: JobDirectory, config_path: Path, *, fresh: bool, now: float, stored_uid: str) -> JobRecord:
+def begin_record(
+    directory: JobDirectory,
+    config_path: Path,
+    *,
+    fresh: bool,
+    now: float,
+    stored_uid: str,
+    content: bytes | None = None,
+) -> JobRecord:
     """Find the open run of this job, or begin a new one, and keep a copy of its configuration.
 
     A job keeps its uid from run to run, so that it goes on from its checkpoints, unless ``fresh``. A run that is open
-    goes on with the configuration that it was started with.
+    goes on with the configuration that it was started with. ``content`` is what the file held when it was submitted.
     """
     old = directory.record()
     if old is not None and old.open:
@@ -52,7 +60,7 @@ def begin_record(directory: JobDirectory, config_path: Path, *, fresh: bool, now
         return old
     uid = new_uid() if fresh else (old.uid if old else stored_uid or new_uid())
     run = old.run + 1 if old else 1
-    shutil.copyfile(config_path, directory.path / f"failover.{run}.yaml")
+    (directory.path / f"failover.{run}.yaml").write_bytes(config_path.read_bytes() if content is None else content)
     for name in ("takedown", WISH, "report.json"):  # an earlier run's
         (directory.path / name).unlink(missing_ok=True)
     record = JobRecord(directory.name, uid, run, open=True, config_path=str(config_path.resolve()), started_at=now)
@@ -83,41 +91,51 @@ class Controller:
         self._on_event = on_event
         self._after_step = after_step
 
-    def run(self, attend: Callable[[Engine, Controller], None] | None = None) -> dict[str, object]:
+    def run(self, attend: Callable[[FlowRun, Controller], None] | None = None) -> dict[str, object]:
         """Run the job to its end and return the report.
 
-        ``attend(engine, self)`` waits for the end in the calling thread, where signals arrive; it may raise
+        ``attend(flow, self)`` waits for the end in the calling thread, where signals arrive; it may raise
         Interrupted to leave the job running. Raises ConfigError when another controller holds the job.
         """
         self.directory.create()
         with self.directory.lock():
-            self.record = begin_record(
-                self.directory,
-                self.config_path,
-                fresh=self.options.fresh,
-                now=time.time(),
-                stored_uid=stored_uid(open_job_store(self.config, self.environ)),
-            )
-            self.config = self._recorded_config()
-            world = self._world()
+            refuse_if_queued(self.directory, self.environ)
+            self.begin()
+            flow = FlowRun(self.world(), self._after_step)
             database = (
                 self.directory.path / f"controller.{self.record.run}.sqlite"
             )  # a run never meets another's workflow
-            engine = Engine(database, world, self._after_step)
-            engine.run(self.record.workflow_id)
-            (attend or wait_for_end)(engine, self)  # left here by Interrupted, the process ends with its threads
+            engine = Engine.on_file(database)
+            engine.run(self.record.workflow_id, flow)
+            (attend or wait_for_end)(flow, self)  # left here by Interrupted, the process ends with its threads
             try:
-                report = self._result(engine)
+                report = self._result(flow)
             finally:
                 engine.close()
-            self.directory.write_json("report.json", report)
-            self.directory.close()
+            self.conclude(report)
             return report
 
-    def _result(self, engine: Engine) -> dict[str, object]:
+    def begin(self, content: bytes | None = None) -> None:
+        """Find the open run, or begin one; its configuration counts. ``content`` as for ``begin_record``."""
+        self.record = begin_record(
+            self.directory,
+            self.config_path,
+            fresh=self.options.fresh,
+            now=time.time(),
+            stored_uid=stored_uid(open_job_store(self.config, self.environ)),
+            content=content,
+        )
+        self.config = self._recorded_config()
+
+    def conclude(self, report: dict[str, object]) -> None:
+        """Keep the report and close the run."""
+        self.directory.write_json("report.json", report)
+        self.directory.close()
+
+    def _result(self, flow: FlowRun) -> dict[str, object]:
         """Return the report. A flow that broke off is not taken up again: the next run releases what it left."""
         try:
-            return engine.result()
+            return flow.result()
         except Exception:
             self.directory.close()
             raise
@@ -126,14 +144,15 @@ class Controller:
         """Release what the job still has and remove what was prepared, without going on with it."""
         with self.directory.lock():
             self.record = record
-            finished = self._world().finish()
+            finished = self.world().finish()
             self.directory.close()
         report: dict[str, object] = {"job": self.config.job.name, "result": "taken_down", "leaked": [*finished.leaked]}
         if record.open:  # a run that had ended keeps its report
             self.directory.write_json("report.json", report)
         return report
 
-    def _world(self) -> World:
+    def world(self, wrap: Callable[[Cloud], Cloud] | None = None) -> World:
+        """Return the effects of the run. ``wrap`` is given each cloud that is opened."""
         store = open_job_store(self.config, self.environ)
         events = EventLog(self.directory.path / "events.jsonl", also=self._on_event)
         folder = workdir(self.config, Path(self.record.config_path))
@@ -141,7 +160,7 @@ class Controller:
         launcher = Launcher(self.record.ref, self.config, self.directory, store, self.environ, folder, bundle)
 
         def opener(name: str) -> Cloud:
-            return open_cloud(
+            cloud = open_cloud(
                 name,
                 job=self.record.ref,
                 config=self.config,
@@ -149,6 +168,7 @@ class Controller:
                 environ=self.environ,
                 events=events,
             )
+            return cloud if wrap is None else wrap(cloud)
 
         return World(
             self.record.ref,
@@ -168,24 +188,24 @@ class Controller:
         return parse(kept_config(self.directory, self.record), str(original), original.parent, self.environ)
 
 
-def wait_for_end(engine: Engine, controller: Controller) -> None:  # noqa: ARG001 - the signature of an attendant
+def wait_for_end(flow: FlowRun, controller: Controller) -> None:  # noqa: ARG001 - the signature of an attendant
     """Wait until the flow is over."""
-    while not engine.ended.wait(WAIT_S):
+    while not flow.ended.wait(WAIT_S):
         pass
 
 
-def attend(ask: Callable[[], str] | None, say: Callable[[str], None]) -> Callable[[Engine, Controller], None]:
+def attend(ask: Callable[[], str] | None, say: Callable[[str], None]) -> Callable[[FlowRun, Controller], None]:
     """Return an attendant that answers Ctrl-C and SIGTERM.
 
     ``ask()`` returns ``leave``, ``down`` or ``stay``; None (no terminal) means leave. A second Ctrl-C leaves at once.
     """
 
-    def wait(engine: Engine, controller: Controller) -> None:
+    def wait(flow: FlowRun, controller: Controller) -> None:
         previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             while True:
                 try:
-                    wait_for_end(engine, controller)
+                    wait_for_end(flow, controller)
                     return
                 except KeyboardInterrupt:
                     _answer(ask, say, controller)
@@ -255,10 +275,26 @@ def take_down(
     that this state directory does not know, CloudError for a controller that hangs.
     """
     directory = JobDirectory(state_root(environ), name)
-    record = directory.record()
-    if record is None:
-        message = f"no job {name!r} in {directory.path.parent}"
-        raise ConfigError(message, hint="failover status lists the jobs")
+    gently = gently_s > 0
+    with out_of_the_queue(directory, environ, gently=gently, say=say, patience_s=TAKE_DOWN_S) as was_queued:
+        record = directory.record()
+        if record is None and was_queued:
+            return {"job": name, "result": "taken_down", "leaked": []}  # it was never begun
+        if record is None:
+            message = f"no job {name!r} in {directory.path.parent}"
+            raise ConfigError(message, hint="failover status lists the jobs")
+        return _taken_down(directory, record, environ, say=say, gently_s=gently_s)
+
+
+def _taken_down(
+    directory: JobDirectory,
+    record: JobRecord,
+    environ: Mapping[str, str],
+    *,
+    say: Callable[[str], None],
+    gently_s: float,
+) -> dict[str, object]:
+    name = directory.name
     if gently_s > 0 and record.open:
         store = open_job_store(reopened_config(directory, record, environ), environ)
         ask_to_save(store, gently_s, say=say)

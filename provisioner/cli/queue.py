@@ -1,0 +1,145 @@
+"""``failover submit``, ``list``, ``pause``, ``resume``, ``cancel``: they touch the queue alone, served or not."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from provisioner.cli import streams
+from provisioner.cli.output import print_json, print_table
+from provisioner.errors import ConfigError
+
+if TYPE_CHECKING:
+    from provisioner.controller.serving.jobs import JobStore, QueuedJob
+    from provisioner.controller.serving.ledger import Account
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE...")
+@click.option("--json", "as_json", is_flag=True, help="Print what was submitted as JSON.")
+def submit(files: tuple[Path, ...], *, as_json: bool) -> int:
+    """Put the jobs of these files into the queue; failover serve runs them.
+
+    Each runs with its file as it is now. Nothing is submitted if one of the files is wrong.
+    """
+    from provisioner.config import load
+    from provisioner.controller.serving.by_hand import submit as put
+
+    configs = [(path, load(path)) for path in files]
+    names = [config.job.name for _, config in configs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"job {twice[0]} is in two of the files", hint="a job is known by its name: job.name")
+    with _store() as store:
+        for path, config in configs:
+            put(store, path, config)
+            if not as_json:
+                streams.tell(f"{config.job.name}: QUEUED")
+    if as_json:
+        print_json([{"job": name, "state": "QUEUED"} for name in names])
+    return 0
+
+
+@click.command("list")
+@click.option("--all", "everything", is_flag=True, help="Show jobs of other state directories in the database, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def list_jobs(*, everything: bool, as_json: bool) -> int:
+    """Show the jobs of the queue: state, place, step, cost so far, controller."""
+    from provisioner.controller.serving.ledger import Ledger
+
+    with _store() as store:
+        rows, accounts = store.jobs(all_roots=everything), Ledger(store).accounts()
+        found = [_shown(row, accounts.get((row.root, row.name)), here=row.root == store.root) for row in rows]
+    if as_json:
+        print_json(found)
+        return 0
+    if not found:
+        streams.tell("the queue is empty; failover submit FILE puts a job into it")
+        return 0
+    head = ("job", "state", "where", "step", "cost", "controller", "since", "reason")
+    print_table(head, [[row[name] for name in head] for row in found])
+    return 0
+
+
+@click.command()
+@click.argument("job")
+@click.option("--now", is_flag=True, help="Do not let its machine save a last checkpoint first.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+def cancel(job: str, *, now: bool, as_json: bool) -> int:
+    """Take JOB out of the queue. Its machine may save first, for two minutes at most, and is released."""
+    with _store() as store:
+        _tell(store, job, store.cancel(job, gently=not now), "CANCELLED", as_json=as_json)
+    return 0
+
+
+@click.command()
+@click.argument("job")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+def pause(job: str, *, as_json: bool) -> int:
+    """Let JOB save a last checkpoint, release its machine, and keep it until failover resume."""
+    with _store() as store:
+        _tell(store, job, store.pause(job), "PAUSED", as_json=as_json)
+    return 0
+
+
+@click.command()
+@click.argument("job")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+def resume(job: str, *, as_json: bool) -> int:
+    """Put a paused JOB back at the end of the queue. It goes on from its last checkpoint."""
+    with _store() as store:
+        _tell(store, job, store.resume(job), "QUEUED", as_json=as_json)
+    return 0
+
+
+@contextmanager
+def _store() -> Iterator[JobStore]:
+    from provisioner.controller.serving.database import Database
+    from provisioner.controller.serving.jobs import JobStore
+
+    store = JobStore(Database(os.environ))
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _tell(store: JobStore, name: str, state: str | None, wanted: str, *, as_json: bool) -> None:
+    """Say what has become of a wish. Raises ConfigError where it cannot be had."""
+    if state is None:
+        row = store.get(name)
+        if row is None:
+            raise ConfigError(f"no job {name!r} in the queue", hint="failover list shows the jobs")
+        raise ConfigError(f"job {name} is {row.state}", hint="failover list shows the jobs")
+    if as_json:
+        print_json({"job": name, "state": state, "wanted": wanted})
+    elif state == wanted:
+        streams.tell(f"{name}: {state}")
+    else:
+        streams.tell(f"{name}: {state}, to be {wanted}: its controller sees to it, or the next one that is started")
+
+
+def _shown(row: QueuedJob, account: Account | None, *, here: bool) -> dict[str, Any]:
+    since = row.ended_at or row.began_at or row.submitted_at
+    running = row.state == "RUNNING"
+    return {
+        "job": row.name,
+        "state": row.state.value,
+        "wish": row.wish.value,
+        "reason": row.reason or (f"to be {row.wish.value}d" if row.wish.value == "pause" else row.wish.value),
+        "where": account.where if account is not None else "",
+        "machine": account.kind if account is not None else "",
+        "step": row.step,
+        "cost": account.words if account is not None else "0",
+        "spent": {name: round(float(amount), 6) for name, amount in account.spent.items()} if account else {},
+        "controller": row.controller.rpartition(":")[0] if running else "",
+        "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since)),
+        "config": row.config_path,
+        "here": here,
+    }

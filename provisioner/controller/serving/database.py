@@ -1,0 +1,116 @@
+"""Where the queue is: SQLite in the state root, or the PostgreSQL database of ``FAILOVER_DATABASE_URL``."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from provisioner.controller.directory import state_root
+from provisioner.errors import CloudError, ConfigError
+
+T = TypeVar("T")
+C = TypeVar("C", bound=Callable[..., Any])
+
+VARIABLE: Final = "FAILOVER_DATABASE_URL"
+FLOWS_FILE: Final = "flows.sqlite"
+_BUSY_S: Final = 30.0
+_CONNECT_S: Final = 10
+
+
+class Database:
+    """The queue's database, as one state root sees it."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        """Read the setting; connect to nothing. Raises ConfigError."""
+        env = os.environ if environ is None else environ
+        self.root = state_root(env)
+        given = env.get(VARIABLE, "").strip()
+        self.url = _postgres(given) if given else _sqlite(self.root / "jobs.sqlite")
+        self.shared = bool(given)
+        """Whether several controllers may work on it."""
+
+    @property
+    def flows_url(self) -> str:
+        """Where the steps of the flows are recorded. Has the password: it is not to be shown."""
+        url = self.url if self.shared else _sqlite(self.root / FLOWS_FILE)
+        return url.render_as_string(hide_password=False)
+
+    def __str__(self) -> str:
+        """Say where it is, without the password."""
+        return self.url.render_as_string() if self.shared else str(self.url.database)
+
+    def exists(self) -> bool:
+        """Say whether there can be a job in it; a shared one is not asked."""
+        return self.shared or (self.root / "jobs.sqlite").exists()
+
+    def connect(self) -> Engine:
+        """Return a pool of connections; makes no connection yet. Raises ConfigError for a root that is not writable."""
+        if self.shared:
+            arguments = {"connect_timeout": _CONNECT_S, "application_name": "gpu-failover"}
+            return sa.create_engine(
+                self.url, pool_size=4, max_overflow=4, pool_pre_ping=True, hide_parameters=True, connect_args=arguments
+            )
+        make_root(self.root)
+        for name in ("jobs.sqlite", FLOWS_FILE):
+            (self.root / name).touch(mode=0o600)
+        return sa.create_engine(self.url, hide_parameters=True, connect_args={"timeout": _BUSY_S})
+
+    def root_id(self) -> str:
+        """Return the name of this state root in the database: a job belongs to the root that has its folder."""
+        make_root(self.root)
+        path = self.root / "root.id"
+        if not path.exists():
+            draft = self.root / f".root.{secrets.token_hex(4)}"
+            draft.write_text(secrets.token_hex(8), encoding="ascii")
+            with suppress(FileExistsError):
+                os.link(draft, path)
+            draft.unlink()
+        return path.read_text("ascii").strip()
+
+
+def make_root(root: Path) -> None:
+    """Make the state root. Raises ConfigError where it cannot be written."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"state directory {root}: {error.strerror or error}"
+        raise ConfigError(message, hint="set FAILOVER_STATE_DIR to a folder that can be written") from error
+
+
+def answered(call: C) -> C:
+    """Turn what the database's library raises into one line without the password."""
+
+    @wraps(call)
+    def asked(*args: Any, **options: Any) -> Any:
+        try:
+            return call(*args, **options)
+        except SQLAlchemyError as error:
+            lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+            message = f"the queue's database: {lines[0] if lines else type(error).__name__}"
+            raise CloudError(message, hint=f"look at {VARIABLE}, and whether the server runs") from None
+
+    return asked  # type: ignore[return-value]
+
+
+def _sqlite(path: Path) -> URL:
+    return URL.create("sqlite", database=str(path))
+
+
+def _postgres(given: str) -> URL:
+    hint = f"{VARIABLE}=postgresql://USER@HOST/DATABASE; without it the queue is a file in the state directory"
+    try:
+        url = make_url(given)
+    except (ArgumentError, ValueError):
+        raise ConfigError(f"{VARIABLE} is no URL of a database", hint=hint) from None
+    if url.get_backend_name() not in {"postgresql", "postgres"}:
+        raise ConfigError(f"{VARIABLE} is for PostgreSQL, not for {url.get_backend_name()}", hint=hint)
+    return url.set(drivername="postgresql+psycopg")

@@ -1,0 +1,60 @@
+"""A job's clouds as ``failover serve`` hands them to its flow: no call without the lock, no machine beyond a limit.
+
+The methods are replaced on the cloud itself, and the cloud is not wrapped: its optional abilities are found by type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from provisioner.clouds.base import Accounted, Cloud
+from provisioner.controller.serving.ledger import Ledger
+from provisioner.model import Failure, FailureKind, Launch, Node, Offer, Scope
+
+FULL_S: Final = 30.0
+"""How long all jobs look elsewhere after a limit of --machines had no room for one, in seconds."""
+LIMIT_CODE: Final = "MachineLimit"
+GUARDED: Final = ("prepare", "adopt", "inspect", "release", "dismantle")
+
+
+def guarded(cloud: Cloud, job: str, ledger: Ledger, check: Callable[[], None]) -> Cloud:
+    """Return the same cloud. ``check`` ends this process where the lock is lost."""
+    account = cloud.account if isinstance(cloud, Accounted) else ""
+    claim, release = cloud.claim, cloud.release
+
+    def claimed(offer: Offer, launch: Launch) -> Node | Failure:
+        full = ledger.book(job, launch.token, offer, account)
+        if full:
+            advice = "wait for another job's end, or raise --machines"
+            return Failure(FailureKind.NO_CAPACITY, Scope.ACCOUNT, LIMIT_CODE, full, advice, FULL_S)
+        check()
+        answer = claim(offer, launch)
+        if isinstance(answer, Failure):
+            ledger.gone(launch.token)
+        else:
+            ledger.claimed(answer)
+        return answer
+
+    def released(node: Node) -> None:
+        check()
+        release(node)
+        ledger.gone(node.token)
+
+    for name in GUARDED:
+        _replace(cloud, name, _checked(getattr(cloud, name), check))
+    _replace(cloud, "claim", claimed)
+    _replace(cloud, "release", released)
+    return cloud
+
+
+def _checked(call: Callable[..., Any], check: Callable[[], None]) -> Callable[..., Any]:
+    def checked(*args: Any) -> Any:
+        check()
+        return call(*args)
+
+    return checked
+
+
+def _replace(cloud: Cloud, name: str, call: Callable[..., Any]) -> None:
+    setattr(cloud, name, call)

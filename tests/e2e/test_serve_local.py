@@ -1,0 +1,171 @@
+"""``failover serve`` on this machine alone: a queue in a file, the local cloud, real processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_run_local import Place, wait
+
+
+class Queue(Place):
+    """A folder with many jobs."""
+
+    def job(self, name: str, **settings: Any) -> Path:
+        path = self.config(job={"name": name, **settings.pop("job", {})}, **settings)
+        return path.rename(self.folder / f"{name}.yaml")
+
+    def submit(self, *paths: Path) -> None:
+        code, _, err = self.call("submit", *map(str, paths))
+        assert code == 0, err
+
+    def list(self) -> dict[str, dict[str, Any]]:
+        code, out, err = self.call("list", "--json")
+        assert code == 0, err
+        return {row["job"]: row for row in json.loads(out)}
+
+    def states(self) -> dict[str, str]:
+        return {name: row["state"] for name, row in self.list().items()}
+
+    def report(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "state/jobs" / name / "report.json").read_text())
+        return found
+
+    def wait_for(self, name: str, state: str) -> None:
+        wait(lambda: self.states()[name] == state, f"{name} to be {state}")
+
+    def wait_for_step_of(self, name: str, step: int) -> None:
+        wait(lambda: (self.list()[name]["step"] or 0) >= step, f"step {step} of {name}")
+
+    @contextmanager
+    def served(self, *options: str) -> Iterator[subprocess.Popen[str]]:
+        with self.start("serve", *options) as server:
+            try:
+                yield server
+            finally:
+                server.kill()
+                server.communicate()
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return Queue(tmp_path)
+
+
+@pytest.mark.slow
+def test_what_is_submitted_without_a_server_is_served_until_the_queue_is_empty(queue: Queue) -> None:
+    good, bad = queue.job("good"), queue.job("bad", job={"env": {"FAIL_AT_END": "1"}})
+    other = queue.job("other")
+    queue.submit(good, bad, other)
+    code, _, err = queue.call("submit", str(good))
+    assert code == 2
+    assert "in the queue already" in err
+    assert queue.call("cancel", "other")[0] == 0
+    code, _, err = queue.call("run", str(good))
+    assert code == 2, "a run by hand would be a second one"
+    assert "failover cancel good" in err
+    assert queue.states() == {"good": "QUEUED", "bad": "QUEUED", "other": "CANCELLED"}
+    code, _, err = queue.call("serve", "--once", "--jobs", "1")
+    assert code == 1, err
+    rows = queue.list()
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "good": "DONE",
+        "bad": "FAILED",
+        "other": "CANCELLED",
+    }
+    assert rows["good"]["step"] == 20
+    assert "9" in rows["bad"]["reason"], "the reason has the exit code"
+    assert queue.nodes() == []
+    queue.submit(bad)
+    assert queue.states()["bad"] == "QUEUED", "what has ended may be submitted again"
+
+
+@pytest.mark.slow
+def test_a_paused_job_saves_lets_its_machine_go_and_goes_on_where_it_was(queue: Queue) -> None:
+    queue.submit(queue.job("long", steps=150, pace=0.1))
+    with queue.served():
+        queue.wait_for_step_of("long", 12)
+        row = queue.list()["long"]
+        assert (row["state"], row["where"]) == ("RUNNING", "local/local")
+        assert queue.call("pause", "long")[0] == 0
+        queue.wait_for("long", "PAUSED")
+        assert queue.nodes() == []
+        assert queue.call("pause", "long")[0] == 0, "it is paused"
+        assert queue.call("resume", "long")[0] == 0
+        queue.wait_for("long", "DONE")
+    report = queue.report("long")
+    assert report["restored_step"] >= 10
+    assert report["final_step"] == 150
+    assert queue.call("resume", "long")[0] == 2
+
+
+def test_a_running_job_is_cancelled_and_leaves_nothing(queue: Queue) -> None:
+    queue.submit(queue.job("long", steps=900, pace=0.1))
+    with queue.served():
+        queue.wait_for_step_of("long", 3)
+        assert queue.call("cancel", "long", "--now")[0] == 0
+        queue.wait_for("long", "CANCELLED")
+        assert queue.nodes() == []
+
+
+@pytest.mark.slow
+def test_a_server_that_ends_leaves_its_jobs_to_the_next_one_with_their_machines(queue: Queue) -> None:
+    path = queue.job("long", steps=200, pace=0.1)
+    queue.submit(path)
+    with queue.served() as first:
+        queue.wait_for_step_of("long", 3)
+        code, _, err = queue.call("serve")
+        assert code == 2, "one controller on a file"
+        assert f"process {first.pid} serves" in err
+        first.send_signal(signal.SIGTERM)
+        _, err = first.communicate(timeout=30)
+    assert first.returncode == 0
+    assert "the jobs go on" in err
+    code, _, err = queue.call("run", str(path))
+    assert code == 2, "it waits for a server"
+    assert queue.nodes() != []
+    with queue.served("--once") as second, queue.start("run", str(path), "--json") as follower:
+        out, err = follower.communicate(timeout=100)
+        second.communicate(timeout=60)
+    assert second.returncode == 0
+    assert len(queue.report("long")["placements"]) == 1
+    if follower.returncode != 2:  # it came before the server had taken the job up
+        assert json.loads(out)["result"] == "completed", err
+
+
+@pytest.mark.slow
+def test_down_ends_a_job_whose_server_was_killed(queue: Queue) -> None:
+    queue.submit(queue.job("long", steps=900, pace=0.1), queue.job("later"))
+    with queue.served("--jobs", "1") as server:
+        queue.wait_for_step_of("long", 3)
+        server.kill()
+        server.wait()
+        for name in ("long", "later"):
+            code, out, err = queue.call("down", name, "--json")
+            assert code == 0, err
+            assert json.loads(out)["leaked"] == []
+    assert queue.states() == {"long": "CANCELLED", "later": "CANCELLED"}
+    assert queue.nodes() == []
+
+
+def test_the_queue_of_another_database_is_named_without_its_password(queue: Queue) -> None:
+    path = queue.job("good")
+    queue.submit(path)
+    queue.environ["FAILOVER_DATABASE_URL"] = "postgresql://me:canary-pass@127.0.0.1:9/jobs"
+    for arguments in (["list"], ["serve", "--once"], ["run", str(path)], ["submit", str(path)]):
+        code, out, err = queue.call(*arguments)
+        assert code in {2, 5}, err
+        assert "canary-pass" not in out + err
+        assert len(err.strip().splitlines()) <= 2, err
+    queue.environ["FAILOVER_DATABASE_URL"] = "mysql://me:canary-pass@127.0.0.1/jobs"
+    code, _, err = queue.call("list")
+    assert code == 2
+    assert "PostgreSQL" in err
+    assert "canary-pass" not in err
