@@ -11,6 +11,7 @@ LINES: dict[str, str] = {
     "begin": "job {job} ({uid}), epoch {epoch}",
     "stray": "{cloud}: releasing {id}, left by an earlier run",
     "published": "runtime in the store: {wheels} wheels",
+    "course": "{words}",
     "claim": "epoch {epoch}: claiming {offer}: {price} an hour",
     "refused": "epoch {epoch}: {offer}: {failure} ({code}){words}",
     "left_alone": "{what}: left alone for {seconds} s: {failure} ({code}); else: failover status --forget {what}",

@@ -92,6 +92,8 @@ class World:
         self._preparation: threading.Thread | None = None
         self._enough_prepared = threading.Event()
         self._prepared: set[str] = set()
+        self._holds = False
+        self._markets: planner.Markets | None = None
         self._adopting: set[str] = set()
         self.refusals = Refusals(failures, job.name, self.cloud, events, now)
         self.way_home = WayHome(self)
@@ -174,12 +176,19 @@ class World:
         at = standing(self.config, begun, past, self.now())
         known = memory or planner.FailureMemory()
         plan = self.plan(tuple(offers), memory=known, now=self.now(), standing=at)
+        self._tell_course(plan.course)
         over = self.refusals.over_quota([one.offer for one in plan.ranked])
         passed = tuple((offer, over[offer.key]) for offer in offers if offer.key in over)
         left = tuple(offer for offer in offers if offer.key not in over)
         self.events.emit("asked", cloud="fallback", offers=len(left), problems=[p.message for p in problems])
         stop = self.why_stop(begun, past) or beyond_budget(self.config, plan, known)
         return Asked(left, self.now(), tuple(problems), False, stop, memory, passed, at)  # noqa: FBT003 - not again
+
+    def _tell_course(self, course: planner.Course | None) -> None:
+        """Tell when the deadline has the job look elsewhere than before."""
+        if course is not None and course.markets is not self._markets:
+            self._markets = course.markets
+            self.events.emit("course", markets=course.markets, words=str(course))
 
     def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Choice]:
         """Order the offers with the planner. Claims from before the question are in its memory, if they still count."""
@@ -189,6 +198,7 @@ class World:
             if claimed.failure is not None and (asked.memory is None or claimed.at >= asked.at):
                 memory = memory.remember(claimed.failure, claimed.offer, now=claimed.at)
         plan = self.plan(asked.offers, memory=memory, now=asked.at, lost=lost, standing=asked.standing)
+        self._holds = plan.holds
         return [_choice(ranked) for ranked in plan.ranked]
 
     def claim(self, choice: Choice, epoch: int, attempt: int, published: Published, *, held: bool = False) -> Claimed:
@@ -272,6 +282,8 @@ class World:
     def pause(self, since: float, round_number: int) -> bool:
         """Wait 30 s to 5 min before the next round, while ``policy.retry_for`` lasts."""
         left = since + self.config.policy.retry_for - self.now()
+        if self._holds:  # there is a machine to be had, and the deadline leaves time to wait for a cheaper one
+            left = max(left, PAUSE_MOST_S)
         if left <= 0 or self.take_down.is_set():
             return False
         self.events.emit("waiting", seconds=round(left))

@@ -14,8 +14,10 @@ from provisioner.controller.records import Begun, Placement
 from provisioner.controller.report import cost, placement_seconds
 from provisioner.hazard import Seen, life
 from provisioner.model import Ending, Market, Money
-from provisioner.planner import FailureMemory, Plan, Pool, Standing, catalog_offers, pool
+from provisioner.planner import FailureMemory, Plan, Pool, Standing, Work, catalog_offers, pool, speed
 
+PACE_S = 600.0
+"""A machine that trained for less shows no pace, in seconds."""
 TAKEN = frozenset({Ending.LOST, Ending.STOPPED})
 """How a spot machine ends that its cloud takes back, with or without a notice."""
 
@@ -25,7 +27,25 @@ def standing(config: Config, begun: Begun, past: Sequence[Placement], now: float
     rate = config.policy.usd_cny
     spent = sum((amount / rate if name == "CNY" else amount for name, amount in cost(past).items()), Decimal(0))
     elapsed, done = max(0.0, now - begun.at), _done(config.job.steps, past)
-    return Standing(Money(spent, "USD"), elapsed, done, _seen(past), _spot(config))
+    return Standing(Money(spent, "USD"), elapsed, done, _seen(past), _spot(config), measured_hours(config, past))
+
+
+def measured_hours(config: Config, past: Sequence[Placement]) -> float | None:
+    """Return how long the whole job takes on the card of its estimate, by the pace of its last machine that showed one.
+
+    Hours; None where no machine trained for long enough, or nobody knows how its card compares.
+    """
+    steps, estimate = config.job.steps, config.job.estimate
+    work = Work(on=estimate.on, speeds=estimate.speeds, compute_share=estimate.compute_share)
+    for one in reversed(past if steps is not None else ()):
+        watched = one.watched
+        if watched.first_step_at is None or watched.last_seen is None or watched.last_step is None:
+            continue
+        seconds, trained = watched.last_seen - watched.first_step_at, watched.last_step - (watched.restored_step or 0)
+        fast = speed(work, one.node.offer.gpu.name)
+        if steps is not None and seconds >= PACE_S and trained > 0 and fast is not None:
+            return steps * seconds / trained / 3600.0 * fast
+    return None
 
 
 def beyond_budget(config: Config, plan: Plan, memory: FailureMemory) -> str:
@@ -33,7 +53,7 @@ def beyond_budget(config: Config, plan: Plan, memory: FailureMemory) -> str:
 
     A primary may have a cheaper card later, and what was refused lately may be had again.
     """
-    if plan.ranked or memory.entries or config.primary is not None:
+    if plan.ranked or plan.holds or memory.entries or config.primary is not None:
         return ""
     dear = [one for one in plan.passed_over if one.over_budget]
     return f"budget of {config.policy.budget}: {dear[0].offer.key} {dear[0].reason}" if dear and dear[0].offer else ""

@@ -9,6 +9,7 @@ from provisioner import catalog
 from provisioner.config import Config, FallbackConfig
 from provisioner.model import Offer
 from provisioner.planner.blocks import Block, blocks
+from provisioner.planner.deadline import Course, Markets
 from provisioner.planner.expected import Expected, Place
 from provisioner.planner.memory import FailureMemory, Remembered, money_json, offer_json
 from provisioner.planner.moves import saving
@@ -22,8 +23,10 @@ from provisioner.planner.work import Work, speed
 
 __all__ = [
     "Block",
+    "Course",
     "Expected",
     "FailureMemory",
+    "Markets",
     "PassedOver",
     "Place",
     "Plan",

@@ -66,6 +66,10 @@ class Matcher:
             if refusal is not None:
                 failure, left = refusal.failure, refusal.until - self._now
                 return Refused(f"{failure.kind} ({failure.code}) for this {failure.scope}, tried again in {left:.0f} s")
+        return self.despite(offer)
+
+    def despite(self, offer: Offer) -> Candidate | Refused:
+        """Find the first place that takes an offer, whatever was refused lately."""
         rate, seen = self._rates[offer.market] if not self.terms.seen else loss_rate(offer, self.terms.seen), None
         if offer.market is Market.SPOT and offer.price_per_hour is None:
             seen = self._spot_price(offer)

@@ -3,7 +3,9 @@
 The order, most important first:
 
 1. the very zone that just lost the machine comes last of all, in whatever place it is;
-2. what is not expected to make ``policy.deadline`` comes behind what is, if the operator said how long the job is;
+2. what is not expected to make ``policy.deadline`` comes behind what is, if it is known how long the job is; so do spot
+   machines whose loss would make it late (``deadline``), while what is on demand is passed over as long as it is early
+   enough to wait for spot;
 3. places: the primary, then each fallback in the order of the file, or all fallbacks together (``policy.order: cost``);
 4. zones that a cloud named as having room, when it refused the same machine type and market elsewhere;
 5. inside a place, the region that just lost the machine comes last: what took one machine there takes the next;
@@ -23,8 +25,9 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
 from provisioner import catalog
-from provisioner.model import Offer
+from provisioner.model import Market, Offer
 from provisioner.planner.blocks import Block
+from provisioner.planner.deadline import Course, Markets
 from provisioner.planner.match import Ceiling, Matcher, SpotPrices
 from provisioner.planner.memory import FailureMemory
 from provisioner.planner.ranking import Candidate, PassedOver, Plan, Ranked, lost_region, lost_zone
@@ -54,22 +57,67 @@ def rank(
     matcher = Matcher(blocks, memory.forget(now), now, terms or Terms(), ceiling, spot_price)
     found: list[tuple[str, Offer, Candidate]] = []
     passed = list(passed_over)
+    refused: list[Offer] = []
     for key, offer in {offer.key: offer for offer in offers}.items():
         place = matcher.match(offer)
         if isinstance(place, Candidate):
             found.append((key, offer, place))
         else:
+            refused.append(offer)
             passed.append(PassedOver(key, place.reason, offer, place.over_budget))
-    return Plan(tuple(_ranked(found, matcher, lost)), tuple(passed))
+    course = _course([one for _, _, one in found], matcher.terms)
+    if course is not None:
+        spot = _spot_cost(found, refused, matcher)
+        course = None if spot is None else course
+        if spot is not None and course is not None and course.markets is Markets.SPOT and matcher.terms.waits:
+            held = {key for key, _, one in found if _on_demand(one) and _cost(one) > spot}
+            passed += [PassedOver(key, str(course), offer, held=True) for key, offer, _ in found if key in held]
+            found = [one for one in found if one[0] not in held]
+    return Plan(tuple(_ranked(found, matcher, lost, course)), tuple(passed), course=course)
 
 
-def _ranked(found: Sequence[tuple[str, Offer, Candidate]], matcher: Matcher, lost: Offer | None) -> Iterator[Ranked]:
+def _course(found: Sequence[Candidate], terms: Terms) -> Course | None:
+    """Return where the job stands against its deadline, by the machine on demand that would be done first."""
+    if terms.seconds_left is None or not terms.work.known:
+        return None
+    ways = {id(one): one.expected.way for one in found if _on_demand(one) and one.expected is not None}
+    best = min(ways.values(), key=lambda way: way.train + way.start, default=None)
+    if best is None:
+        return None
+    return Course(terms.seconds_left / 3600.0, best.train, best.start, terms.margin_s / 3600.0)
+
+
+def _on_demand(one: Candidate) -> bool:
+    """Say whether a machine is the net of a job with a deadline. The primary is where it lives, at its own price."""
+    return one.offer.market is Market.ON_DEMAND and not one.block.home and one.offer.cloud != "local"
+
+
+def _cost(one: Candidate) -> Decimal:
+    cost = one.expected.cost if one.expected is not None else None
+    return Decimal("Infinity") if cost is None else cost
+
+
+def _spot_cost(
+    found: Sequence[tuple[str, Offer, Candidate]], refused: Sequence[Offer], matcher: Matcher
+) -> Decimal | None:
+    """Return the least that the job is expected to cost on spot machines, also on one that was refused lately."""
+    taken = [one for _, _, one in found if one.offer.market is Market.SPOT]
+    again = (matcher.despite(offer) for offer in refused if offer.market is Market.SPOT)
+    costs = [_cost(one) for one in (*taken, *(one for one in again if isinstance(one, Candidate)))]
+    return min(costs, default=None)
+
+
+def _ranked(
+    found: Sequence[tuple[str, Offer, Candidate]], matcher: Matcher, lost: Offer | None, course: Course | None
+) -> Iterator[Ranked]:
     """Yield what a place takes in its order. What zones of one machine type share is looked at once."""
     terms = matcher.terms
     alike = {id(one): one for _, _, one in found}
     figures = {name: _figures(one, terms) for name, one in alike.items()}
     step = {value: number for number, value in enumerate(sorted(set(figures.values())))}
-    places = {name: (one.late, _place(one, terms)) for name, one in alike.items()}
+    net = course is not None and course.markets is Markets.ON_DEMAND
+    risky = {name for name, one in alike.items() if net and one.offer.market is Market.SPOT}
+    places = {name: (one.late or name in risky, _place(one, terms)) for name, one in alike.items()}
     steps = {name: step[value] for name, value in figures.items()}
     turns = _turns(found)
 
@@ -96,6 +144,8 @@ def _ranked(found: Sequence[tuple[str, Offer, Candidate]], matcher: Matcher, los
         words = told.get(like)
         if words is None:
             words = told[like] = reason(one, offer, lost, terms, named=named)
+            if id(one) in risky and not one.late:
+                words = told[like] = f"{words}; late, since {course}"
         yield Ranked(offer, words, one.block.name, one.at_most, one.expected, one.basis, one.distance_ms)
 
 

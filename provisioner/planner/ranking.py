@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from provisioner import catalog
 from provisioner.model import Money, Offer
 from provisioner.planner.blocks import Block
+from provisioner.planner.deadline import Course
 from provisioner.planner.expected import Expected
 
 Basis = Literal["price", "seen", "ceiling", "cap", ""]
@@ -55,6 +56,8 @@ class PassedOver:
     offer: Offer | None = None
     over_budget: bool = False
     """It fits, but the job would cost more to its end than the budget leaves."""
+    held: bool = False
+    """It fits, but the deadline leaves time to wait for a spot machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,13 @@ class Plan:
     ranked: tuple[Ranked, ...]
     passed_over: tuple[PassedOver, ...]
     notes: tuple[str, ...] = ()
+    course: Course | None = None
+    """Where the job stands against its deadline; None without one, without a length, or with one market alone."""
+
+    @property
+    def holds(self) -> bool:
+        """Say whether something is held back for a spot machine that may come."""
+        return any(one.held for one in self.passed_over)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ from provisioner.planner.expected import Place
 from provisioner.planner.pools import Pool
 from provisioner.planner.work import ASSUMED_EVERY_S, ASSUMED_HOURS, Work
 
+ROUND_S = 360.0
+"""Between the beginnings of two rounds of claims, in seconds: the longest pause, and a minute for the claims."""
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -29,6 +32,8 @@ class Standing:
     seen: Mapping[Pool, Seen] = field(default_factory=dict)
     spot: Mapping[tuple[str, str], SpotPrice] | None = None
     """Spot prices of AWS by zone and machine type, as they were known then; None: as they are known now."""
+    hours: float | None = None
+    """Hours of the whole job on the card of its estimate, by the pace that was measured; None: nothing was."""
 
     def __setstate__(self, state: Sequence[object]) -> None:
         """Read a pickle, also one of an earlier version."""
@@ -52,6 +57,10 @@ class Terms:
     seconds_left: float | None = None
     budget_left: Money | None = None
     round_trips: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    margin_s: float = 0.0
+    """What a loss may cost beside another start: see ``deadline.Course``."""
+    waits: bool = False
+    """Whether the job may wait for a spot machine at all."""
 
     def rate(self, currency: str) -> Decimal:
         """Return the units of a currency for one dollar."""
@@ -86,15 +95,17 @@ def terms(
     if budget is not None and at.spent is not None:
         spent = made.usd(at.spent) * made.rate(budget.currency)
         budget = Money(max(Decimal(0), budget.amount - spent), budget.currency)
+    hours = at.hours if at.hours is not None or estimate.time is None else estimate.time / 3600.0
+    every_s = config.checkpoint.every or ASSUMED_EVERY_S
     return Terms(
         work=Work(
-            hours=ASSUMED_HOURS if estimate.time is None else estimate.time / 3600.0,
-            known=estimate.time is not None and at.done is not None,
+            hours=ASSUMED_HOURS if hours is None else hours,
+            known=hours is not None and at.done is not None,
             on=estimate.on,
             speeds=estimate.speeds,
             compute_share=estimate.compute_share,
             checkpoint_gb=estimate.checkpoint_gb,
-            every_s=config.checkpoint.every or ASSUMED_EVERY_S,
+            every_s=every_s,
             done=min(1.0, max(0.0, at.done or 0.0)),
         ),
         stores=tuple(stores),
@@ -104,4 +115,6 @@ def terms(
         seconds_left=None if policy.deadline is None else max(0.0, policy.deadline - at.elapsed_s),
         budget_left=budget,
         round_trips=round_trips or {},
+        margin_s=every_s + policy.lost_after + policy.poll + ROUND_S,
+        waits=policy.retry_for > 0,
     )
