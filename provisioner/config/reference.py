@@ -80,8 +80,8 @@ _RANKING = """\
 ## How machines are ranked
 
 1. The zone that just lost the machine comes last of all.
-2. With `policy.deadline` and `job.estimate.time`: what is not expected to make it comes behind what is; and how much spot
-   the deadline allows ([Spot under a deadline](planner.md#spot-under-a-deadline)).
+2. With `policy.deadline` and `job.estimate.time`: what is not expected to make it comes behind what is; and how much
+   spot the deadline allows ([Spot under a deadline](planner.md#spot-under-a-deadline)).
 3. The primary first, then the entries of `fallback` in the order of the file; with `policy.order: cost` the offers of
    all entries together.
 4. Zones that a cloud named as having room, when it refused the same machine type and market in another.

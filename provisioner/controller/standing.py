@@ -27,7 +27,8 @@ def standing(config: Config, begun: Begun, past: Sequence[Placement], now: float
     rate = config.policy.usd_cny
     spent = sum((amount / rate if name == "CNY" else amount for name, amount in cost(past).items()), Decimal(0))
     elapsed, done = max(0.0, now - begun.at), _done(config.job.steps, past)
-    return Standing(Money(spent, "USD"), elapsed, done, _seen(past), _spot(config), measured_hours(config, past))
+    hours = measured_hours(config, past)
+    return Standing(Money(spent, "USD"), elapsed, done, _seen(past), _spot(config), hours, netted=True)
 
 
 def measured_hours(config: Config, past: Sequence[Placement]) -> float | None:

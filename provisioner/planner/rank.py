@@ -78,7 +78,7 @@ def rank(
 
 def _course(found: Sequence[Candidate], terms: Terms) -> Course | None:
     """Return where the job stands against its deadline, by the machine on demand that would be done first."""
-    if terms.seconds_left is None or not terms.work.known:
+    if terms.seconds_left is None or not terms.work.known or not terms.netted:
         return None
     ways = {id(one): one.expected.way for one in found if _on_demand(one) and one.expected is not None}
     best = min(ways.values(), key=lambda way: way.train + way.start, default=None)

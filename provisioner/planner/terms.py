@@ -14,6 +14,8 @@ from provisioner.planner.expected import Place
 from provisioner.planner.pools import Pool
 from provisioner.planner.work import ASSUMED_EVERY_S, ASSUMED_HOURS, Work
 
+UNSEEN_S = 600.0
+"""How long a loss may go unseen at most, in seconds, where ``policy.lost_after`` is learned."""
 ROUND_S = 360.0
 """Between the beginnings of two rounds of claims, in seconds: the longest pause, and a minute for the claims."""
 
@@ -34,6 +36,8 @@ class Standing:
     """Spot prices of AWS by zone and machine type, as they were known then; None: as they are known now."""
     hours: float | None = None
     """Hours of the whole job on the card of its estimate, by the pace that was measured; None: nothing was."""
+    netted: bool = False
+    """Whether ``deadline`` has a say. A run that an earlier release recorded is ranked as it was then."""
 
     def __setstate__(self, state: Sequence[object]) -> None:
         """Read a pickle, also one of an earlier version."""
@@ -59,6 +63,8 @@ class Terms:
     round_trips: Mapping[tuple[str, str], float] = field(default_factory=dict)
     margin_s: float = 0.0
     """What a loss may cost beside another start: see ``deadline.Course``."""
+    netted: bool = False
+    """Whether ``deadline`` has a say."""
     waits: bool = False
     """Whether the job may wait for a spot machine at all."""
 
@@ -115,6 +121,7 @@ def terms(
         seconds_left=None if policy.deadline is None else max(0.0, policy.deadline - at.elapsed_s),
         budget_left=budget,
         round_trips=round_trips or {},
-        margin_s=every_s + policy.lost_after + policy.poll + ROUND_S,
+        margin_s=every_s + (policy.lost_after or UNSEEN_S) + policy.poll + ROUND_S,
+        netted=standing is None or at.netted,
         waits=policy.retry_for > 0,
     )

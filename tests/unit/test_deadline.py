@@ -71,7 +71,9 @@ OFFERS = [SPOT, offer()]
 
 
 def made(hours: str, deadline: str, **policy: str) -> Config:
-    limits = ", ".join(f"{key}: {value}" for key, value in {"deadline": deadline, **policy}.items())
+    limits = ", ".join(
+        f"{key}: {value}" for key, value in {"deadline": deadline, "lost_after": "60s", **policy}.items()
+    )
     estimate = f"estimate: {{time: {hours}}}" if hours else ""
     text = [
         f"job: {{name: digits, command: train, steps: 1000, {estimate}}}",
@@ -114,12 +116,12 @@ def test_on_demand_is_held_back_too_while_every_spot_machine_was_refused_lately(
     ],
 )
 def test_as_time_runs_out_it_takes_either_and_then_on_demand_first(elapsed_h, done, expected):
-    at = Standing(elapsed_s=elapsed_h * 3600, done=done)
+    at = Standing(elapsed_s=elapsed_h * 3600, done=done, netted=True)
     assert markets(planner.plan(made("10h", "30h"), OFFERS, standing=at)) == expected
 
 
 def test_the_net_tells_its_reason_in_the_row_of_the_spot_machine():
-    plan = planner.plan(made("10h", "30h"), OFFERS, standing=Standing(elapsed_s=29.1 * 3600, done=0.95))
+    plan = planner.plan(made("10h", "30h"), OFFERS, standing=Standing(elapsed_s=29.1 * 3600, done=0.95, netted=True))
     assert markets(plan) == [Market.ON_DEMAND, Market.SPOT]
     assert "a lost spot machine could make it late, so it goes on demand" in plan.ranked[1].reason
 
@@ -131,6 +133,12 @@ def test_the_net_tells_its_reason_in_the_row_of_the_spot_machine():
 )
 def test_otherwise_nothing_is_held_back(settings):
     assert set(markets(planner.plan(settings, OFFERS))) == {Market.SPOT, Market.ON_DEMAND}
+
+
+def test_a_run_that_an_earlier_release_recorded_is_ranked_as_it_was_then():
+    old = Standing.__new__(Standing)
+    old.__setstate__([None, 0.0, 0.0, {}])
+    assert markets(planner.plan(made("10h", "30h"), OFFERS, standing=old)) == [Market.SPOT, Market.ON_DEMAND]
 
 
 def test_what_is_no_dearer_than_spot_is_not_held_back():
