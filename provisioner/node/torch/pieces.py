@@ -1,0 +1,48 @@
+"""Batches as nested tensors: how many samples one has, and a slice of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def length(batch: Any) -> int:
+    """Return the number of samples: the first dimension of the first tensor. Raises ValueError where there is none."""
+    for tensor in _tensors(batch):
+        if tensor.dim():
+            return int(tensor.shape[0])
+    raise ValueError("the batch holds no tensor with a first dimension to split it by")
+
+
+def cut(batch: Any, begin: int, end: int) -> Any:
+    """Return the samples from ``begin`` to ``end``. What has another first dimension is left whole."""
+    whole = length(batch)
+
+    def of(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value[begin:end] if value.dim() and value.shape[0] == whole else value
+        if isinstance(value, dict) or hasattr(value, "items"):  # a BatchEncoding of transformers is a UserDict
+            found = {key: of(item) for key, item in value.items()}
+            return found if isinstance(value, dict) else type(value)(found)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(of(item) for item in value))
+        if isinstance(value, (list, tuple)):
+            if len(value) == whole and not any(isinstance(item, torch.Tensor) for item in value):
+                return value[begin:end]  # texts, names
+            items = [of(item) for item in value]
+            return items if isinstance(value, list) else tuple(items)
+        return value
+
+    return of(batch)
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict) or hasattr(value, "items"):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
