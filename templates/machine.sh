@@ -162,9 +162,40 @@ last_word() { # REASON [CAUSE]: what the node would write, where none can run. I
   plain=$(printf %s "$1" | tr '"\\\n' "'' " | tr -cd '[:print:]' | cut -c 1-500)
   printf '{"phase": "ended", "time": %s, "end": {"reason": "%s", "exit_code": 75, "cause": "%s"}}' \
     "$(date +%s)" "$plain" "${2:-machine}" >"$FAILOVER_RUN/end.json"
+  if [ -e "$FAILOVER_RUN/pull.json" ] && ! node_was_here; then
+    put "$(said end-url)" "$FAILOVER_RUN/end.json" # what is there is our own word
+    return
+  fi
   transfer "$(said end-url)" "$FAILOVER_RUN/end.json" 'If-None-Match: *'
   # Some stores know no such condition.
-  case $STATUS in 400 | 501) transfer "$(said end-url)" "$FAILOVER_RUN/end.json" 'Accept: */*' ;; esac
+  case $STATUS in 400 | 501) put "$(said end-url)" "$FAILOVER_RUN/end.json" ;; esac
+}
+
+put() { # URL FILE: in the place of what is there
+  local plain
+  case $1 in
+    file://*)
+      plain=$(printf '%b' "$(printf %s "${1#file://}" | sed 's/%/\\x/g')")
+      mkdir -p "${plain%/*}" && cp "$2" "$plain"
+      ;;
+    *) transfer "$1" "$2" 'Accept: */*' ;;
+  esac
+}
+
+node_was_here() { [ -e "$FAILOVER_RUN/node/log.txt" ]; }
+
+layers() { # PATTERN: how many layers docker has told this of
+  sed -nE "s/^([0-9a-f]+): ($1)\$/\1/p" "$FAILOVER_RUN/pulled.txt" 2>/dev/null | sort -u | wc -l
+}
+
+tell_pull() { # in a process of its own: the heartbeat while there is no node to write one
+  local pause=2
+  while sleep "$pause"; do
+    printf '{"phase": "pulling", "time": %s, "image": {"layers": %s, "of": %s}}' "$(date +%s)" \
+      "$(layers 'Pull complete|Already exists')" "$(layers 'Pulling fs layer|Already exists')" >"$FAILOVER_RUN/pull.json"
+    put "$(said end-url)" "$FAILOVER_RUN/pull.json"
+    pause=10
+  done
 }
 
 give_up() { # CAUSE REASON: tell the controller why this machine cannot, by the node's own way where it can run
@@ -228,7 +259,7 @@ pull() { # in a process of its own: `image` gets the name of what was pulled. 12
   for name in "${candidates[@]}"; do
     # The time that is left is shared by those that are left.
     share=$(((PULL_PATIENCE - $(date +%s) + begun) / left))
-    timeout $((share > 1 ? share : 1)) docker pull -q "$name" >/dev/null 2>"$FAILOVER_RUN/docker.txt"
+    timeout $((share > 1 ? share : 1)) docker pull "$name" >"$FAILOVER_RUN/pulled.txt" 2>"$FAILOVER_RUN/docker.txt"
     code=$?
     if [ "$code" = 0 ] || docker image inspect "$name" >/dev/null 2>&1; then
       printf '%s\n' "$name" >"$FAILOVER_RUN/image"
@@ -300,10 +331,15 @@ end_prefetch() { # PROCESS: gone, before the node begins. What it has brought st
 }
 
 in_container() { # IMAGE
-  local code line puller fetcher='' begun
+  local code line puller fetcher='' teller='' begun
   begun=$(date +%s)
   pull &
   puller=$!
+  if [ -n "$(said end-url)" ] && ! node_was_here; then
+    tell_pull &
+    teller=$!
+    disown "$teller"
+  fi
   # Meanwhile the node's Python comes, should the image have none: it may have no curl either.
   if [ "$(said runtime)" != installed ] && [ -n "$(said bundle-url)" ]; then
     if ! fetch_bundle; then
@@ -325,6 +361,7 @@ in_container() { # IMAGE
       code=$?
     fi
   fi
+  if [ -n "$teller" ]; then kill "$teller" 2>/dev/null; fi
   if [ -s "$FAILOVER_RUN/image" ]; then say "the image is here after $(($(date +%s) - begun)) s"; fi
   sed -i '/^login-password /d' "$FAILOVER_RUN/orders" # the training reads this directory, and needs no registry
   line=$(tail -n 1 "$FAILOVER_RUN/docker.txt" 2>/dev/null)

@@ -68,10 +68,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         length = int(self.headers["Content-Length"])
         body = self.rfile.read(length)
-        refused = self.server.strict and "If-None-Match" in self.headers
-        if not refused:
-            self.server.given[self.path.split("?")[0]] = body
-        self.send_response(501 if refused else 200)
+        path, only_if_absent = self.path.split("?")[0], "If-None-Match" in self.headers
+        status = 501 if self.server.strict and only_if_absent else 200
+        if status == 200 and only_if_absent and path in self.server.given:
+            status = 412
+        if status == 200:
+            self.server.given[path] = body
+        self.send_response(status)
         self.end_headers()
 
     def do_GET(self) -> None:

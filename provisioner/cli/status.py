@@ -61,8 +61,7 @@ def _show(job: str | None, *, as_json: bool) -> None:
     columns = ["job", "uid", "run", "state", "controller", "epoch", "where", "step", "since"]
     print_table(columns, [[row[column] for column in columns] for row in found])
     for row in found:
-        for words in _worries(row):
-            click.echo(f"{row['job']}: {words}", err=True)
+        _tell_more(row)
     if job is not None:
         for words in copy_lines(found[0]["replicas"], found[0]["egress_prices_of"]):
             click.echo(f"copies: {words}")
@@ -91,6 +90,27 @@ def events_of(directory: JobDirectory) -> Iterator[dict[str, Any]]:
     from provisioner.telemetry import events
 
     return events.read(directory.path / "events.jsonl")
+
+
+def _tell_more(row: Mapping[str, Any]) -> None:
+    for words in _arriving(row):
+        click.echo(f"{row['job']}: {words}")
+    for words in _worries(row):
+        click.echo(f"{row['job']}: {words}", err=True)
+
+
+def _arriving(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each thing that the machine waits for before it trains."""
+    phase, progress = row["phase"], row["progress"]
+    if row["controller"] is None:
+        return
+    if phase == "pulling" and (image := progress.get("image")):
+        yield "the image is being pulled" + (f": {image['layers']} of {image['of']} layers" if image["of"] else "")
+    if phase != "restoring":
+        return
+    for what, name in (("restore", "checkpoint"), ("data", "data")):
+        if here := progress.get(what):
+            yield f"{here['bytes'] / 2**20:.1f} of {here['of'] / 2**20:.1f} MiB of the {name} are here"
 
 
 def _worries(row: Mapping[str, Any]) -> Iterator[str]:
@@ -134,7 +154,9 @@ def _summary(directory: JobDirectory) -> dict[str, Any]:
     pid = directory.controller_pid()
     report = directory.read_json("report.json")
     result = report.get("result", "ended") if isinstance(report, dict) else "ended"
-    claimed = last.get("claimed", {})
+    claimed, beat = last.get("claimed", {}), last.get("heartbeat", {})
+    if beat.get("epoch") != claimed.get("epoch"):
+        beat = {}  # of the machine before
     return {
         "job": record.name,
         "uid": record.uid,
@@ -144,6 +166,8 @@ def _summary(directory: JobDirectory) -> dict[str, Any]:
         "epoch": claimed.get("epoch"),
         "where": claimed.get("offer"),
         "node": claimed.get("node"),
+        "phase": beat.get("phase"),
+        "progress": {what: beat[what] for what in ("image", "restore", "data") if beat.get(what)},
         "step": last.get("heartbeat", {}).get("step"),
         "suspected": _suspected(last),
         "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started_at)),

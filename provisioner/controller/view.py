@@ -95,6 +95,9 @@ class PlacementView:
             phase=heartbeat.get("phase"),
             step=heartbeat.get("step"),
             first=first,
+            image=heartbeat.get("image"),
+            restore=heartbeat.get("restore"),
+            data=heartbeat.get("data"),
             replicas=[traffic.as_json(copy) for copy in copies],
         )
         for copy in copies:

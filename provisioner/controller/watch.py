@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from provisioner.controller.start_failures import NO_IMAGE
 from provisioner.model import Ending, Node, NodeState
 
 LAST_WORD_S = 5.0
+PULLING = "pulling"
 BLIND_S = 600.0
 """How long a store that does not answer keeps a machine that is gone from being replaced, in seconds."""
 
@@ -73,8 +74,8 @@ def judge(signs: Signs, patience: Patience) -> tuple[Ending, str] | None:
 def _gone(signs: Signs) -> tuple[Ending, str] | None:
     if not signs.stored and signs.now - signs.read_at < BLIND_S:
         return None  # its last word may be "done", and cannot be read just now
-    if signs.heartbeat is None:
-        return Ending.NEVER_STARTED, f"the machine is {signs.state} and never sent a heartbeat"
+    if not came_up(signs.heartbeat):
+        return Ending.NEVER_STARTED, f"the machine is {signs.state} and never sent a heartbeat{_pulling(signs)}"
     return Ending.LOST, f"the cloud says the machine is {signs.state}"
 
 
@@ -82,7 +83,8 @@ def _silent(signs: Signs, patience: Patience) -> tuple[Ending, str] | None:
     silent = signs.silent_s
     if signs.heard_at is None:
         if silent > patience.boot_timeout_s:
-            return Ending.NEVER_STARTED, f"no heartbeat within {patience.boot_timeout_s:.0f} s of the claim"
+            line = f"no heartbeat within {patience.boot_timeout_s:.0f} s of the claim{_pulling(signs)}"
+            return Ending.NEVER_STARTED, line
         return None
     if signs.state is NodeState.STOPPING and silent > patience.last_words_s(signs.rhythm):
         return Ending.LOST, f"the cloud says the machine is {signs.state}, and it is silent"
@@ -104,6 +106,18 @@ def suspicion(signs: Signs, patience: Patience) -> str:
 
 def _clouds_word(signs: Signs) -> str:
     return "its cloud does not answer" if signs.state is None else f"its cloud says that it is {signs.state}"
+
+
+def came_up(heartbeat: Mapping[str, object] | None) -> bool:
+    """Say whether a node has written it: while an image is pulled, the start script writes in its place."""
+    return heartbeat is not None and heartbeat.get("phase") != PULLING
+
+
+def _pulling(signs: Signs) -> str:
+    image = (signs.heartbeat or {}).get("image")
+    if not isinstance(image, dict) or came_up(signs.heartbeat):
+        return ""
+    return f"; its image was being pulled, {image.get('layers')} of {image.get('of')} layers were there"
 
 
 class View(Protocol):
@@ -184,8 +198,10 @@ class Watch:
             signs = replace(signs, blind_s=before.blind_s + signs.now - before.blind_at, blind_at=None)
         signs = replace(signs, read_at=signs.now)
         if heartbeat is not None and heartbeat != before.heartbeat:
-            signs = self._heard(signs, heartbeat)
-            self.view.changed(node, heartbeat, first=before.heartbeat is None, ahead_s=self.ahead_s(signs))
+            up = came_up(heartbeat)
+            signs = self._heard(signs, heartbeat) if up else replace(signs, heartbeat=heartbeat)
+            first = up and not came_up(before.heartbeat)
+            self.view.changed(node, heartbeat, first=first, ahead_s=self.ahead_s(signs))
         return self._suspect(node, replace(signs, done=done))
 
     def _heard(self, signs: Signs, heartbeat: dict[str, object]) -> Signs:

@@ -179,7 +179,7 @@ CANNOT_START = "the container of repo/img:tag cannot be started"
 
 
 def test_an_image_is_run_by_docker(machine, node_job):
-    machine.shim("docker", DOCKER.format(pull="echo pulled $3", run=RUN_IT))
+    machine.shim("docker", DOCKER.format(pull="echo pulled $2", run=RUN_IT))
     machine.say(node_job.trainer(steps=20), steps=20, image="repo/img:tag")
     assert machine.boot().wait(60) == 0
     assert node_job.done()["result"] == "completed"
@@ -261,7 +261,8 @@ def test_a_bundle_that_does_not_start_ends_the_machine_with_one_line(machine, no
 
 
 def test_r37_the_cause_is_told_too_where_no_node_can_run(machine, node_job, tmp_path):
-    machine.shim("docker", f'if [ "$1" = image ]; then exit 1; fi\n{DOCKER.format(pull=NO_SUCH, run="")}')
+    told = f'while [ ! -e "$FAILOVER_RUN/pull.json" ]; do sleep 0.1; done; sleep 1; {NO_SUCH}'
+    machine.shim("docker", f'if [ "$1" = image ]; then exit 1; fi\n{DOCKER.format(pull=told, run="")}')
     orders = starts_with(machine, tmp_path, "#!/bin/sh\nexit 1\n")
     machine.say(node_job.trainer(), image="r/i:t", orders={**orders, "end-url": f"{machine.site.url}/heartbeat.json"})
     assert machine.boot().wait(60) == 75
@@ -288,8 +289,48 @@ python3 -E -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@" >>"$HOME/
 """
 
 
+LAYERS = """
+echo '1.0: Pulling from r/i'
+for layer in 0a1b2c3d4e5f 1a1b2c3d4e5f; do echo "$layer: Pulling fs layer"; done
+echo '2a1b2c3d4e5f: Already exists'; echo '0a1b2c3d4e5f: Download complete'; echo '0a1b2c3d4e5f: Pull complete'
+for _ in $(seq 300); do if [ -e "$HOME/go-on" ]; then break; fi; sleep 0.1; done
+"""
+
+
+def test_the_heartbeat_says_how_far_the_image_is_until_a_node_writes_it(machine, node_job):
+    machine.shim("docker", DOCKER.format(pull=LAYERS, run=RUN_IT))
+    orders = {"end-url": f"{machine.site.url}/heartbeat.json"}
+    machine.say(["bash", "-c", "echo step 100"], image="r/i:t", orders=orders)
+    process = machine.boot()
+    told = json.loads(machine.until(lambda: machine.site.given.get("/heartbeat.json")))
+    assert (told["phase"], told["image"]) == ("pulling", {"layers": 2, "of": 3})
+    (machine.root / "go-on").touch()
+    assert process.wait(60) == 0
+    assert "orders.sh: line" not in machine.console(), "the shell has nothing to add"
+    # A second start, as after a reboot, does not write over what the node has said.
+    (machine.root / "go-on").unlink()
+    machine.site.given.clear()
+    again = machine.run(["bash", str(machine.directory / "start.sh")])
+    machine.until(lambda: (machine.directory / "pulled.txt").read_text().endswith("Pull complete\n"))
+    (machine.root / "go-on").touch()
+    assert again.wait(60) == 0
+    assert machine.site.given == {}
+
+
+def test_a_store_in_a_directory_is_told_of_the_pull_too(machine, node_job):
+    machine.shim("docker", DOCKER.format(pull=LAYERS, run=RUN_IT))
+    place = node_job.root / "store" / layout.heartbeat(1)
+    orders = {"end-url": f"file://{place}"}
+    machine.say(["bash", "-c", "echo step 100"], image="r/i:t", orders=orders)
+    process = machine.boot()
+    machine.until(lambda: place.exists() and place.read_text().endswith("}}"))
+    assert json.loads(place.read_text())["image"] == {"layers": 2, "of": 3}
+    (machine.root / "go-on").touch()
+    assert process.wait(60) == 0
+
+
 def test_mirrors_are_tried_before_the_registry(machine, node_job):
-    pull = 'case "$3" in one.example/*) echo no route >&2; exit 1 ;; esac'
+    pull = 'case "$2" in one.example/*) echo no route >&2; exit 1 ;; esac'
     machine.shim("docker", f'{NOTED}if [ "$1" = image ]; then exit 1; fi\n{DOCKER.format(pull=pull, run=RUN_IT)}')
     machine.say(["bash", "-c", "echo step 100"], image="r/i:t")
     text = machine.site.files["/bootstrap.json"].replace(
@@ -297,7 +338,7 @@ def test_mirrors_are_tried_before_the_registry(machine, node_job):
     )
     machine.site.files["/bootstrap.json"] = text
     assert machine.boot().wait(60) == 0
-    pulled = [call[2] for call in docker_calls(machine) if call[0] == "pull"]
+    pulled = [call[1] for call in docker_calls(machine) if call[0] == "pull"]
     assert pulled == ["one.example/r/i:t", "two.example/r/i:t"]
     (run,) = [call for call in docker_calls(machine) if call[0] == "run"]
     assert "two.example/r/i:t" in run

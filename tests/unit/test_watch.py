@@ -161,6 +161,37 @@ def test_a_blind_spell_longer_than_the_patience_does_not_lose_a_living_node() ->
     assert script.changes == [beat1, beat2]
 
 
+PULLING = {"phase": "pulling", "time": 5.0, "image": {"layers": 2, "of": 9}}
+
+
+@pytest.mark.parametrize("state", [NodeState.RUNNING, NodeState.GONE])
+def test_an_image_that_is_being_pulled_is_no_node_that_fell_silent(state: NodeState) -> None:
+    """The time for a start goes on, whatever the start script writes and whenever it writes it."""
+    pulling = [(NodeState.RUNNING, (None, {**PULLING, "time": float(n)})) for n in range(3)]
+    script = Script([*pulling, (state, (None, {**PULLING, "time": 2.0}))])
+    clock = iter(range(0, 100_000, 50))
+    watched = Watch(script, PATIENCE, lambda: next(clock), lambda _: None).until_end(NODE)
+    assert watched.ending is Ending.NEVER_STARTED
+    assert watched.reason.endswith("; its image was being pulled, 2 of 9 layers were there")
+    assert (watched.at > PATIENCE.boot_timeout_s) is (state is NodeState.RUNNING)
+
+
+def test_the_first_heartbeat_is_that_of_a_node() -> None:
+    firsts: list[bool] = []
+
+    class Listening(Script):
+        def changed(self, node: Node, heartbeat: dict, *, first: bool, **_: float) -> None:
+            firsts.append(first)
+
+    beats = [PULLING, {**PULLING, "time": 15.0}, {"seq": 1, "time": 20.0}, {"seq": 2, "time": 25.0}]
+    script = Listening(
+        [*((NodeState.RUNNING, (None, beat)) for beat in beats), (None, ({"result": "completed"}, None))]
+    )
+    clock = iter(range(1000))
+    Watch(script, PATIENCE, lambda: next(clock), lambda _: None).until_end(NODE)
+    assert firsts == [False, False, True, False]
+
+
 def test_a_node_with_a_wrong_clock_is_not_lost() -> None:
     """Silence is measured on the controller's clock: a heartbeat dated 1970 that changes is a living node."""
     scenes = [(NodeState.RUNNING, (None, {"seq": n, "step": n, "time": 5.0})) for n in range(100)]
