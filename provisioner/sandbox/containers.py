@@ -30,7 +30,6 @@ PROBE_S = 60.0
 """How long it may take to start a container."""
 _ROOT = "0:0"
 _HERE = "use an engine that runs on this machine itself"
-_HERE = "use an engine that runs on this machine itself"
 _ENGINE = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
 _PROBE = """
 import json, pathlib, socket, sys

@@ -38,6 +38,19 @@ def test_an_engine_of_another_machine_is_not_used(tmp_path: Path, monkeypatch: p
     assert why == "machines are processes: the engine's containers do not see this machine's files"
 
 
+def test_an_image_as_make_image_leaves_it_makes_no_drill_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = '{"folder": true, "loopback": true, "numpy": false}'
+    monkeypatch.setenv("DOCKER", client(tmp_path, f"case $1 in run) echo '{facts}' ;; esac"))
+    containers, why = choose(None, tmp_path)
+    assert containers is None
+    assert why.startswith("machines are processes: the image gpu-failover:latest has no numpy")
+    assert "\n" not in why
+    with pytest.raises(ConfigError, match="mine:1 has no numpy"):
+        choose("mine:1", tmp_path)
+
+
 def test_image_and_no_docker_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["drill", "--image", "mine:1", "--no-docker"]) == 2
     assert capsys.readouterr().err.startswith("failover: --image and --no-docker exclude each other")
