@@ -117,18 +117,19 @@ def _worries(row: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is not as it should be, a line each."""
     if row["suspected"]:
         yield f"its machine is suspected: {row['suspected']}"
+    if row["held_back"]:
+        yield f"its next machine waits: {row['held_back']}"
     if row["unknown_codes"]:
         codes = ", ".join(f"{code} ({count} x)" for code, count in row["unknown_codes"].items())
         yield f"refused with codes that are not known, please report them: {codes}"
 
 
-def _suspected(last: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Say why the machine is suspected now: nothing has been heard of it since, and it has not ended."""
-    suspected = last.get("suspected")
-    if suspected is None:
+def _still(last: Mapping[str, Mapping[str, Any]], kind: str, *over: str) -> str | None:
+    """Return the reason of an event that none of the kinds ``over`` has come after."""
+    event = last.get(kind)
+    if event is None or event["time"] < max(last.get(other, {}).get("time", 0) for other in over):
         return None
-    since = (last.get(kind, {}).get("time", 0) for kind in ("heartbeat", "heard_again", "ended", "finished"))
-    return str(suspected["reason"]) if suspected["time"] >= max(since) else None
+    return str(event["reason"])
 
 
 def _summary(directory: JobDirectory) -> dict[str, Any]:
@@ -169,7 +170,8 @@ def _summary(directory: JobDirectory) -> dict[str, Any]:
         "phase": beat.get("phase"),
         "progress": {what: beat[what] for what in ("image", "restore", "data") if beat.get(what)},
         "step": last.get("heartbeat", {}).get("step"),
-        "suspected": _suspected(last),
+        "suspected": _still(last, "suspected", "heartbeat", "heard_again", "ended", "finished"),
+        "held_back": _still(last, "held_back", "asked", "claim", "finished"),
         "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started_at)),
         "replicas": [traffic.as_json(copy) for copy in sent],
         "egress_prices_of": EGRESS_AS_OF,

@@ -35,6 +35,7 @@ LINES: dict[str, str] = {
     "home_calls": "home has a card: {words}; failover home {job} moves the job",
     "stood_by": "epoch {epoch}: {node} {readiness}{because}",
     "hand_over": "epoch {epoch}: asking for a last checkpoint; {to} takes over",
+    "held_back": "the next machine waits for {seconds} s: {reason}",
     "waiting": "nothing to be had; trying again in {seconds} s",
     "blind": "{what} gives no usable answer: {problem}",
 }

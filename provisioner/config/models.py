@@ -253,6 +253,11 @@ class PolicyConfig(Section):
         default=86400.0,
         description="How long to go on looking while no machine is to be had; `0s` gives up after one round.",
     )
+    recoveries_per_hour: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=12,
+        description="Most new machines within an hour for machines that came to their end. The next one waits then, "
+        "and the job does not fail. A move home does not count.",
+    )
     race: Annotated[int, Field(ge=1, le=8)] = Field(
         default=1,
         description="So many regions of AWS and Google Cloud are asked for a machine at the same time, in one market. "

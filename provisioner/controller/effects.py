@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from provisioner import planner
 from provisioner.clouds.base import Cloud, Explains, Request
 from provisioner.config import Config, StoreConfig
-from provisioner.controller import survey, traffic
+from provisioner.controller import recovery, survey, traffic
 from provisioner.controller.clocks import age_s
 from provisioner.controller.course import WorldCourse
 from provisioner.controller.directory import JobDirectory
@@ -29,6 +29,7 @@ from provisioner.controller.records import (
     Finished,
     Placement,
     Published,
+    Recovered,
     Released,
     Watched,
 )
@@ -190,7 +191,7 @@ class World:
             self._markets = course.markets
             self.events.emit("course", markets=course.markets, words=str(course))
 
-    def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Choice]:
+    def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Sequence[Offer]) -> list[Choice]:
         """Order the offers with the planner. Claims from before the question are in its memory, if they still count."""
         self.launcher.pools = asked.standing.seen if asked.standing else {}
         memory = asked.memory or planner.FailureMemory()
@@ -279,6 +280,15 @@ class World:
         self.forget_start(node.epoch, node.token)
         return released
 
+    def recover(self, begun: Begun, past: tuple[Placement, ...]) -> Recovered:
+        """Wait where machines come to their end too fast; a limit of the job, or the operator, ends that."""
+        hold, begin, stop = recovery.hold(past, self.config.policy.recoveries_per_hour), self.now(), ""
+        if hold is not None and hold.until > begin:
+            self.events.emit("held_back", seconds=round(hold.until - begin), reason=hold.why)
+            while (left := hold.until - self.now()) > 0 and not (stop := self.why_stop(begun, past)):
+                self.take_down.wait(min(self.config.policy.poll, left))
+        return Recovered(self.now(), self.now() - begin, stop)
+
     def pause(self, since: float, round_number: int) -> bool:
         """Wait 30 s to 5 min before the next round, while ``policy.retry_for`` lasts."""
         left = since + self.config.policy.retry_for - self.now()
@@ -334,7 +344,7 @@ class World:
         *,
         memory: planner.FailureMemory,
         now: float,
-        lost: Offer | None = None,
+        lost: Sequence[Offer] = (),
         standing: planner.Standing | None = None,
     ) -> planner.Plan:
         """Rank offers by the configuration. No outside effect."""

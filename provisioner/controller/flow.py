@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
+from provisioner.controller import recovery
 from provisioner.controller.records import (
     Asked,
     Begun,
@@ -18,6 +19,7 @@ from provisioner.controller.records import (
     Finished,
     Placement,
     Published,
+    Recovered,
     Released,
     Stood,
     Surplus,
@@ -31,9 +33,6 @@ T = TypeVar("T")
 
 FINAL = frozenset({Ending.COMPLETED, Ending.FAILED, Ending.LIMIT, Ending.TAKEN_DOWN})
 TAKEN_DOWN = "taken down"
-MOST_FRUITLESS = 3
-HUNG = "hung"
-"""What a node calls the end of a command that made no step any more."""
 HOPELESS = frozenset({FailureKind.UNAUTHORIZED, FailureKind.INVALID})
 """Refusals that waiting does not change: when there are no others, the job ends."""
 
@@ -101,8 +100,11 @@ class Effects(Protocol):
         """List the offers of every fallback."""
         ...
 
-    def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Choice]:
-        """Order the offers, best first, without those that an earlier answer rules out. No outside effect."""
+    def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Sequence[Offer]) -> list[Choice]:
+        """Order the offers, best first, without those that an earlier answer rules out. No outside effect.
+
+        ``lost``: the offers whose machines went away lately, the newest first.
+        """
         ...
 
     def claim(self, choice: Choice, epoch: int, attempt: int, published: Published) -> Claimed:
@@ -119,6 +121,10 @@ class Effects(Protocol):
 
     def release(self, node: Node) -> Released:
         """Make the machine go away."""
+        ...
+
+    def recover(self, begun: Begun, past: tuple[Placement, ...]) -> Recovered:
+        """Wait until the next machine may be asked for."""
         ...
 
     def pause(self, since: float, round_number: int) -> bool:
@@ -189,7 +195,7 @@ class Flow:
 
     def _place_until_done(self, begun: Begun, published: Published) -> tuple[Ending, str]:
         self.epoch = begun.first_epoch
-        held = self._acquire(begun, None, published)
+        held = self._acquire(begun, published)
         while True:
             watched, home = self._follow(held, begun, published)
             released = self.step("release", self.effects.release, held.node)
@@ -198,11 +204,17 @@ class Flow:
             )
             if watched.ending in FINAL:
                 return watched.ending, watched.reason
-            if home is None and self._fruitless() >= MOST_FRUITLESS:
-                return Ending.FAILED, f"{MOST_FRUITLESS} machines in a row trained no step: {watched.reason}"
-            if home is None and self._stuck():
-                return Ending.FAILED, f"{MOST_FRUITLESS} machines in a row hung and got no further: {watched.reason}"
-            held = home or self._acquire(begun, held.node.offer, published)
+            if home is None:
+                if why := recovery.hopeless(self.placements):
+                    return Ending.FAILED, why
+                self._recover(begun, watched)
+            held = home or self._acquire(begun, published)
+
+    def _recover(self, begun: Begun, watched: Watched) -> None:
+        """Wait where machines come to their end too fast. Raises Stopped. An earlier release knew no such step."""
+        if watched.rules >= 1:
+            recovered = self.step("recover", self.effects.recover, begun, tuple(self.placements))
+            _stop_if_told(recovered.stop)
 
     def _follow(self, held: Held, begun: Begun, published: Published) -> tuple[Watched, Held | None]:
         """Watch a placement to its end. When it is time to go home, the next machine is there before this one ends."""
@@ -231,7 +243,7 @@ class Flow:
         tried: set[str] = set()
         attempt = begun.first_attempt + len(self.claims)
         while True:
-            ranked = self.effects.rank(asked, tuple(self.claims), None)
+            ranked = self.effects.rank(asked, tuple(self.claims), ())
             choice = next((one for one in ranked if one.offer.key not in tried), None)
             if choice is None:
                 return None
@@ -264,22 +276,7 @@ class Flow:
         self.claims.append(claimed)
         held.tries.append(claimed)
 
-    def _fruitless(self) -> int:
-        """Count the placements at the end of the list that trained no step: a broken job must not cost for ever."""
-        count = 0
-        for placement in reversed(self.placements):
-            if placement.watched.first_step_at is not None:
-                break
-            count += 1
-        return count
-
-    def _stuck(self) -> bool:
-        """Say whether the last machines all hung, and none got further than the first of them."""
-        last = [placement.watched for placement in self.placements[-MOST_FRUITLESS:]]
-        steps = [watched.last_step or 0 for watched in last]
-        return len(last) == MOST_FRUITLESS and all(one.cause == HUNG for one in last) and max(steps) <= steps[0]
-
-    def _acquire(self, begun: Begun, lost: Offer | None, published: Published) -> Held:
+    def _acquire(self, begun: Begun, published: Published) -> Held:
         """Try the primary, then the fallbacks, round after round. Raises Stopped when nothing is to be had."""
         first = len(self.claims)
         since: float | None = None
@@ -293,7 +290,7 @@ class Flow:
                 self.passed |= {offer.key: failure for offer, failure in asked.passed}
                 _stop_if_told(asked.stop)
                 attempt = begun.first_attempt + round_number
-                claimed = self._claim_first(asked, attempt, lost, published)
+                claimed = self._claim_first(asked, attempt, published)
                 if claimed is not None and claimed.node is not None:
                     self.epoch += 1
                     return Held(claimed, claimed.node, self.claims[first:-1])
@@ -313,9 +310,10 @@ class Flow:
             yield asked
         yield self.step("ask_fallback", self.effects.ask_fallback, begun, past)
 
-    def _claim_first(self, asked: Asked, attempt: int, lost: Offer | None, published: Published) -> Claimed | None:
+    def _claim_first(self, asked: Asked, attempt: int, published: Published) -> Claimed | None:
         """Claim along the ranking. What an answer rules out is not tried."""
         tried: set[str] = set()
+        lost = recovery.lost_lately(self.placements, asked.at)
         while True:
             ranked = self.effects.rank(asked, tuple(self.claims), lost)
             choices = abreast([choice for choice in ranked if choice.offer.key not in tried], self.effects.abreast)
@@ -328,6 +326,7 @@ class Flow:
             else:
                 answers = self.step("race", self.effects.race, choices, self.epoch, attempt, published)
             self.claims += answers
+            tried.update(claimed.offer.key for claimed in answers)  # a recorded answer may be to an older ranking
             if answers[-1].node is not None:
                 return answers[-1]
             for claimed in answers:

@@ -158,6 +158,10 @@ class Watched:
     """The node's own word for what ended it (docs/node.md); empty where it had none."""
     clock_ahead: float = 0.0
     """How far the machine's clock was ahead of ours, in seconds. The times here are by ours."""
+    taken: bool = False
+    """Its cloud took the machine: by a notice, or by its own word that it is gone."""
+    rules: int = 0
+    """The rules of recovery that this was recorded under. 1: a step ``recover`` follows, and ``taken`` is known."""
 
     def __setstate__(self, state: Sequence[object]) -> None:
         """Read a pickle, also one of an earlier version."""
@@ -179,6 +183,19 @@ class Released:
 
     at: float
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The next machine may be asked for, or the job ends: ``stop`` says why. ``waited`` is in seconds."""
+
+    at: float
+    waited: float = 0.0
+    stop: str = ""
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        """Read a pickle, also one of an earlier version."""
+        unpickle(self, state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from provisioner.controller.clocks import NodeClock
 from provisioner.controller.flow import TAKEN_DOWN
 from provisioner.controller.patience import Patience
 from provisioner.controller.records import Watched
+from provisioner.controller.recovery import RULES, taken
 from provisioner.controller.rhythm import Rhythm
 from provisioner.controller.start_failures import NO_IMAGE
 from provisioner.model import Ending, Node, NodeState
@@ -252,6 +253,8 @@ class Watch:
             exit_code=_integer(done.get("exit_code")),
             cause=str(cause or ""),
             clock_ahead=round(ahead, 1),
+            taken=taken(ending, str(cause or ""), over=signs.state is not None and signs.state.is_over),
+            rules=RULES,
         )
 
 

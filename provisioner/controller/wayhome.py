@@ -88,4 +88,4 @@ class WayHome:
         free, now = survey.free(offers), world.now()
         memory, at = world.refusals.memory(["autodl"], begun.at), standing(world.config, begun, past, now)
         asked = Asked(free, now, tuple(problems), memory=memory, standing=at)
-        return world.rank(asked, (), None), memory, at, problems
+        return world.rank(asked, (), ()), memory, at, problems

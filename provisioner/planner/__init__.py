@@ -57,7 +57,7 @@ def plan(
     *,
     memory: FailureMemory | None = None,
     now: float = 0.0,
-    lost: Offer | None = None,
+    lost: Sequence[Offer] = (),
     passed_over: Sequence[PassedOver] = (),
     standing: Standing | None = None,
     stores: Sequence[Place] = (),

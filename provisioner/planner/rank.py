@@ -2,17 +2,18 @@
 
 The order, most important first:
 
-1. the very zone that just lost the machine comes last of all, in whatever place it is;
+1. the very zone that lost the newest machine comes last of all, in whatever place it is;
 2. what is not expected to make ``policy.deadline`` comes behind what is, if it is known how long the job is; so do spot
    machines whose loss would make it late (``deadline``), while what is on demand is passed over as long as it is early
    enough to wait for spot;
-3. places: the primary, then each fallback in the order of the file, or all fallbacks together (``policy.order: cost``);
-4. zones that a cloud named as having room, when it refused the same machine type and market elsewhere;
-5. inside a place, the region that just lost the machine comes last: what took one machine there takes the next;
-6. offers whose price is known, or bounded by a known one, by what they are expected to cost until the job is done
+3. zones that lost a machine within the last hour come behind the others, in whatever place, the later the farther;
+4. places: the primary, then each fallback in the order of the file, or all fallbacks together (``policy.order: cost``);
+5. zones that a cloud named as having room, when it refused the same machine type and market elsewhere;
+6. inside a place, the regions that lost a machine come last, too: what took one machine there takes the next;
+7. offers whose price is known, or bounded by a known one, by what they are expected to cost until the job is done
    (``expected``); then those that only ``max_price`` bounds; then those whose price or speed nobody knows;
-7. of equal ones, the region that is nearer to the store;
-8. zones in turn over the regions (a of one, a of the next, b of one, ...), so that tries spread.
+8. of equal ones, the region that is nearer to the store;
+9. zones in turn over the regions (a of one, a of the next, b of one, ...), so that tries spread.
 
 No offer stands over ``max_price``: what is dearer, or has a price that neither we nor the cloud can hold to it, is
 passed over; so is a spot machine that a fresh spot price puts above it, and what a budget cannot bear. A price that
@@ -34,8 +35,6 @@ from provisioner.planner.ranking import Candidate, PassedOver, Plan, Ranked, los
 from provisioner.planner.reasons import reason
 from provisioner.planner.terms import Terms
 
-_UNLOST = (False, False)
-
 
 def rank(
     blocks: Sequence[Block],
@@ -43,13 +42,13 @@ def rank(
     *,
     memory: FailureMemory,
     now: float,
-    lost: Offer | None = None,
+    lost: Sequence[Offer] = (),
     terms: Terms | None = None,
     ceiling: Ceiling = catalog.price_ceiling,
     spot_price: SpotPrices = catalog.spot_price,
     passed_over: Sequence[PassedOver] = (),
 ) -> Plan:
-    """Rank offers. ``now`` is Unix seconds; ``lost`` the offer whose machine just went away.
+    """Rank offers. ``now`` is Unix seconds; ``lost`` the offers whose machines went away lately, the newest first.
 
     ``ceiling`` tells the most that an hour can cost, ``spot_price`` what it cost when prices were last looked up. Every
     offer is either ranked or passed over; one that is given twice counts once.
@@ -108,7 +107,7 @@ def _spot_cost(
 
 
 def _ranked(
-    found: Sequence[tuple[str, Offer, Candidate]], matcher: Matcher, lost: Offer | None, course: Course | None
+    found: Sequence[tuple[str, Offer, Candidate]], matcher: Matcher, lost: Sequence[Offer], course: Course | None
 ) -> Iterator[Ranked]:
     """Yield what a place takes in its order. What zones of one machine type share is looked at once."""
     terms = matcher.terms
@@ -124,12 +123,14 @@ def _ranked(
     def order(one: tuple[str, Offer, Candidate]) -> tuple[object, ...]:
         key, offer, candidate = one
         name = id(candidate)
-        special = _UNLOST if lost is None else (lost_zone(offer, lost), lost_region(offer, lost))
+        late, place = places[name]
         return (
-            special[0],
-            places[name],
+            lost_zone(offer, lost[:1]),
+            late,
+            lost_zone(offer, lost),
+            place,
             not matcher.named(offer),
-            special[1],
+            lost_region(offer, lost),
             steps[name],
             turns[key],
             candidate.turn,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -105,14 +106,18 @@ class Candidate(NamedTuple):
     """What it has in common with other zones of the region."""
 
 
-def lost_region(offer: Offer, lost: Offer | None) -> bool:
-    """Say whether an offer is in the region that just lost the machine."""
-    return lost is not None and (offer.cloud, offer.region) == (lost.cloud, lost.region)
+def lost_region(offer: Offer, lost: Sequence[Offer]) -> int:
+    """Return 0 for an offer in a region that lost no machine lately, else more the later. ``lost``: newest first."""
+    return _lateness((offer.cloud, offer.region), [(one.cloud, one.region) for one in lost])
 
 
-def lost_zone(offer: Offer, lost: Offer | None) -> bool:
-    """Say whether an offer is in the very zone that just lost the machine."""
-    return lost is not None and lost_region(offer, lost) and offer.zone == lost.zone
+def lost_zone(offer: Offer, lost: Sequence[Offer]) -> int:
+    """Return the same for the very zone."""
+    return _lateness((offer.cloud, offer.region, offer.zone), [(one.cloud, one.region, one.zone) for one in lost])
+
+
+def _lateness(place: tuple[str, ...], lost: Sequence[tuple[str, ...]]) -> int:
+    return len(lost) - lost.index(place) if place in lost else 0
 
 
 def elsewhere(offer: Offer) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from provisioner import catalog
 from provisioner.model import Market, Offer
@@ -11,7 +11,7 @@ from provisioner.planner.ranking import Candidate, Ranked, elsewhere, lost_regio
 from provisioner.planner.terms import Terms
 
 
-def reason(one: Candidate, offer: Offer, lost: Offer | None, terms: Terms, *, named: bool) -> str:
+def reason(one: Candidate, offer: Offer, lost: Sequence[Offer], terms: Terms, *, named: bool) -> str:
     """Return what is special about an offer, beginning with its price. ``named``: a cloud told that it has room."""
     parts = [_price_words(one)]
     if offer.gpu.count > one.block.count:
@@ -25,9 +25,9 @@ def reason(one: Candidate, offer: Offer, lost: Offer | None, terms: Terms, *, na
         left = f"the deadline leaves {terms.seconds_left / 3600:.1f} h"
         parts.append(f"late, since it takes {_hours(one.expected.way.hours)} and {left}")
     if lost_zone(offer, lost):
-        parts.append("last, since the machine was lost here")
+        parts.append("last, since a machine was lost here lately")
     elif lost_region(offer, lost):
-        parts.append(f"late, since the machine was lost in {offer.region}")
+        parts.append(f"late, since a machine was lost in {offer.region} lately")
     return "; ".join(parts)
 
 

@@ -17,9 +17,9 @@ from provisioner.sandbox.drill import Drill
 from provisioner.sandbox.drill_controller import run_controller
 
 DYING = Path(__file__).with_name("dying_controller.py")
-STEPS_OF_A_DRILL = 14
-"""Recorded steps of the default drill: begin, publish, ask, claim, watch, release, ask, claim, ask the fallbacks, claim
-zone a, claim zone b, watch, release, finish."""
+STEPS_OF_A_DRILL = 15
+"""Recorded steps of the default drill: begin, publish, ask, claim, watch, release, recover, ask, claim, ask the
+fallbacks, claim zone a, claim zone b, watch, release, finish."""
 
 
 def killed_after(steps: Iterable[int], last_words: list[str]) -> Callable[..., dict[str, Any]]:

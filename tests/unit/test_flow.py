@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
@@ -18,6 +18,7 @@ from provisioner.controller.records import (
     Claimed,
     Finished,
     Published,
+    Recovered,
     Released,
     Stood,
     Surplus,
@@ -70,6 +71,10 @@ class World:
     asked_home: int = 0
     away: tuple[Offer, ...] = AWAY
     abreast: int = 1
+    rules: int = 1
+    """0: what this world records is what the release before the step ``recover`` recorded."""
+    stop: str = ""
+    """What the wait before the next machine comes to."""
 
     @property
     def way_home(self) -> World:
@@ -93,8 +98,8 @@ class World:
     def ask_fallback(self, begun: Begun, past: tuple) -> Asked:
         return Asked(self.away, self._tick())
 
-    def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Offer | None) -> list[Choice]:
-        return [Choice(offer) for offer in sorted(asked.offers, key=lambda offer: offer == lost)]
+    def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Sequence[Offer]) -> list[Choice]:
+        return [Choice(offer) for offer in sorted(asked.offers, key=lambda offer: offer in lost)]
 
     def claim(self, choice: Choice, epoch: int, attempt: int, published: Published) -> Claimed:
         offer = choice.offer
@@ -124,11 +129,15 @@ class World:
         at = self._tick()
         step = 10 * (len(past) + 1)
         trained = None if ending is Ending.NEVER_STARTED else at
-        return Watched(ending, "", at, at, trained, step - 10 if past else None, step)
+        return Watched(ending, "", at, at, trained, step - 10 if past else None, step, rules=self.rules)
 
     def release(self, node: Node) -> Released:
         self.machines.pop(node.token, None)
         return Released(self._tick())
+
+    def recover(self, begun: Begun, past: tuple) -> Recovered:
+        assert past[-1].watched.rules == 1, "an earlier release knew no such step"
+        return Recovered(self._tick(), 0.0, self.stop)
 
     def pause(self, since: float, round_number: int) -> bool:
         return round_number < 3
@@ -223,6 +232,7 @@ scripts = st.builds(
     home=st.lists(st.booleans(), min_size=1, max_size=6),
     refusals=st.dictionaries(st.integers(1, 4), st.integers(0, 3), max_size=4),
     endings=st.lists(st.sampled_from([Ending.LOST, Ending.STOPPED]), max_size=3).map(lambda e: [*e, Ending.COMPLETED]),
+    rules=st.sampled_from([0, 1]),
 )
 
 
@@ -357,6 +367,15 @@ def test_a_job_that_hangs_wherever_it_runs_costs_three_machines_and_no_more(
     assert {placement["cause"] for placement in report["placements"]} <= {"hung", ""}
     if result == "failed":
         assert report["reason"] == "3 machines in a row hung and got no further: hung: no step"
+
+
+@pytest.mark.parametrize(
+    ("stop", "result"), [("budget of 20 USD reached", "limit_reached"), (TAKEN_DOWN, "taken_down")]
+)
+def test_a_limit_or_the_operator_ends_the_wait_before_the_next_machine(stop: str, result: str) -> None:
+    world = World(home=[True], refusals={}, endings=[Ending.LOST, Ending.COMPLETED], stop=stop)
+    report = run(world, Recorder())
+    assert (report["result"], len(report["placements"]), report["leaked"]) == (result, 1, [])
 
 
 def test_the_first_scene_of_the_mission() -> None:

@@ -168,12 +168,22 @@ def test_the_region_that_lost_the_machine_comes_last_and_its_zone_last_of_all():
     # Going straight back to the region that just took a machine costs a quarter more preemptions.
     made = config("[{aws: {regions: [us-east-1, us-west-2], instance_types: [g4dn.xlarge], market: spot}}]")
     lost = planner.catalog_offers(made)[0]
-    plan = of_catalog(made, lost=lost)
+    plan = of_catalog(made, lost=[lost])
     regions = [ranked.offer.region for ranked in plan.ranked]
     assert regions == ["us-west-2"] * 3 + ["us-east-1"] * 5
     assert plan.ranked[-1].offer.zone == lost.zone == "us-east-1a"
-    assert plan.ranked[-1].reason.endswith("last, since the machine was lost here")
-    assert plan.ranked[3].reason.endswith("late, since the machine was lost in us-east-1")
+    assert plan.ranked[-1].reason.endswith("last, since a machine was lost here lately")
+    assert plan.ranked[3].reason.endswith("late, since a machine was lost in us-east-1 lately")
+
+
+def test_of_several_losses_the_newest_comes_last_and_the_only_place_is_still_used():
+    made = config("[{aws: {regions: [us-east-1, us-west-2], instance_types: [g4dn.xlarge], market: spot}}]")
+    offers = planner.catalog_offers(made)
+    east, west = offers[0], next(one for one in offers if one.region == "us-west-2")
+    order = [one.offer for one in planner.plan(made, offers, lost=[west, east]).ranked]
+    assert [order[-2], order[-1]] == [east, west]
+    assert order[0].region == "us-east-1", "the region that lost one earlier"
+    assert [one.offer for one in planner.plan(made, [west], lost=[west, east]).ranked] == [west]
 
 
 def test_a_machine_lost_at_home_moves_to_the_fallback_before_it_goes_back():
@@ -184,8 +194,8 @@ def test_a_machine_lost_at_home_moves_to_the_fallback_before_it_goes_back():
     home = offer("", "4090D", cloud="autodl", region="westDC3", gpu=Gpu("RTX 4090D", 1, 24), price=None)
     offers = [home, *planner.catalog_offers(made)]
     assert planner.plan(made, offers).ranked[0].offer == home
-    assert planner.plan(made, offers, lost=home).ranked[0].offer.cloud == "aws"
-    assert planner.plan(made, offers, lost=home).ranked[-1].offer == home
+    assert planner.plan(made, offers, lost=[home]).ranked[0].offer.cloud == "aws"
+    assert planner.plan(made, offers, lost=[home]).ranked[-1].offer == home
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -280,7 +290,7 @@ MEMORIES = st.lists(
 ).map(_remember)
 
 
-@given(BLOCKS, SETS, MEMORIES, st.none() | OFFERS, st.sampled_from([0, 50, 500]))
+@given(BLOCKS, SETS, MEMORIES, st.lists(OFFERS, max_size=3), st.sampled_from([0, 50, 500]))
 def test_every_offer_is_ranked_or_passed_over_with_a_reason(blocks, offers, memory, lost, now):
     plan = rank(blocks, offers, memory=memory, now=now, lost=lost)
     keys = [one.offer.key for one in plan.ranked] + [one.subject for one in plan.passed_over]
@@ -289,13 +299,13 @@ def test_every_offer_is_ranked_or_passed_over_with_a_reason(blocks, offers, memo
     assert all(one.reason for one in plan.passed_over)
 
 
-@given(BLOCKS, SETS, MEMORIES, st.none() | OFFERS, st.sampled_from([0, 50, 500]))
+@given(BLOCKS, SETS, MEMORIES, st.lists(OFFERS, max_size=3), st.sampled_from([0, 50, 500]))
 def test_a_blocked_scope_is_never_ranked(blocks, offers, memory, lost, now):
     plan = rank(blocks, offers, memory=memory, now=now, lost=lost)
     assert not any(memory.blocks(one.offer, now) for one in plan.ranked)
 
 
-@given(BLOCKS, SETS, st.none() | OFFERS)
+@given(BLOCKS, SETS, st.lists(OFFERS, max_size=3))
 def test_no_price_goes_over_its_cap(blocks, offers, lost):
     def in_usd(money):
         return money.amount / USD_CNY if money.currency == "CNY" else money.amount
@@ -310,7 +320,7 @@ def test_no_price_goes_over_its_cap(blocks, offers, lost):
 
 @given(BLOCKS, SETS, OFFERS)
 def test_the_lost_zone_is_never_first_when_there_is_another(blocks, offers, lost):
-    plan = rank(blocks, offers, memory=FailureMemory(), now=0, lost=lost)
+    plan = rank(blocks, offers, memory=FailureMemory(), now=0, lost=[lost])
 
     def there(one):
         return (one.offer.cloud, one.offer.region, one.offer.zone) == (lost.cloud, lost.region, lost.zone)
