@@ -62,6 +62,9 @@ class Launcher:
     def remove_bootstrap(self, epoch: int, token: str) -> None:
         pass
 
+    def forget_data(self, epoch: int) -> None:
+        pass
+
     def read_signs(self, epoch: int) -> tuple[dict[str, object], dict[str, object]]:
         return {"result": "completed", "final_step": 1}, {"end": {"reason": "done"}, "step": 1, "first_step_at": 1.0}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from provisioner import planner
@@ -264,6 +265,8 @@ class World:
         if (refused := driver_failure(watched.cause, watched.reason)) is not None:
             self.refusals.remember(refused, node.offer)
         self.events.emit("ended", epoch=node.epoch, node=node.id, ending=watched.ending, reason=watched.reason)
+        with suppress(CloudError):  # its links end by themselves
+            self.launcher.forget_data(node.epoch)
         return watched
 
     def release(self, node: Node) -> Released:

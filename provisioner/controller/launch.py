@@ -158,6 +158,14 @@ class Launcher:
         """Remove the object that holds secrets: the node has read it, or never will. Raises CloudError."""
         self.store.delete([layout.bootstrap(epoch, token)])
 
+    def forget_data(self, epoch: int) -> None:
+        """Remove the list of data of a node that has ended, which it may never have read: it holds links.
+
+        Raises CloudError.
+        """
+        if self.config.data:
+            self.store.delete([layout.data(epoch)])
+
     def read_signs(self, epoch: int) -> tuple[dict[str, object] | None, dict[str, object] | None]:
         """Return (done, heartbeat) as this epoch's node wrote them. Raises CloudError."""
         heartbeat = _object(self.store.get(layout.heartbeat(epoch)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import threading
+import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ import httpx
 import pytest
 import zstandard
 
+from provisioner.checkpoint import layout
 from provisioner.checkpoint.store import open_store
 from provisioner.config import parse
 from provisioner.controller.data import DataLists
+from provisioner.controller.launch import Launcher
+from provisioner.controller.records import Begun, Claimed
 from provisioner.errors import ConfigError, FailoverError, Unreachable
+from provisioner.model import Gpu, Market, Node, NodeState, Offer
 from provisioner.node.bootstrap import DataOrder
 from provisioner.node.data import Data
-from tests import servers
+from tests import rooms, servers, sweeps
 
 BASE = 'job: {name: digits, command: "true"}\ncheckpoint: {store: "file:///tmp/x"}\nfallback: [{local: {}}]\n'
 
@@ -249,3 +254,27 @@ def test_an_older_list_will_do_while_the_source_is_away_and_its_links_live(front
     now[0] = 6 * 3600.0
     with pytest.raises(Unreachable):
         made.write(2)
+
+
+class Running:
+    """A cloud whose machine runs on."""
+
+    def inspect(self, node: Node) -> NodeState:
+        return NodeState.RUNNING
+
+
+def test_the_list_of_a_machine_that_ended_without_reading_it_goes_and_no_other(tmp_path):
+    (tmp_path / "x").write_bytes(b"x")
+    made: Any = sweeps.world({"aws": Running()}, sweeps.aws(regions=["us-east-1"]), tmp_path / "state")
+    made._adopt = lambda _node: None
+    store = open_store(f"file://{tmp_path}/store").at("digits")
+    config = parse(f"{BASE}data: [{{from: 'file://{tmp_path}/x', to: a}}]".encode(), "failover.yaml", tmp_path, {})
+    made.launcher = launcher = Launcher(rooms.JOB, config, made.directory, store, {}, None)
+    for epoch in (1, 2):
+        launcher.data.write(epoch)
+    store.put(layout.heartbeat(1), b'{"end": {"reason": "notice: spot terminate", "exit_code": 75, "cause": "notice"}}')
+    offer = Offer("aws", "us-east-1", "us-east-1a", "g4dn.xlarge", Gpu("T4", 1, 16), Market.SPOT, None)
+    node = Node("i-1", offer, rooms.JOB, 1, "token", time.time())
+    made.watch(Claimed(offer, time.time(), node, None), node, Begun(time.time(), 1), ())
+    assert store.get(layout.data(1)) is None
+    assert store.get(layout.data(2)) is not None
