@@ -33,6 +33,7 @@ LINES: dict[str, str] = {
     "copy_failed": "epoch {epoch}: no copies at {uri} for now: {problem}",
     "homeward": "epoch {epoch}: time to go home: {reason}",
     "home_calls": "home has a card: {words}; failover home {job} moves the job",
+    "stays_away": "not going home: {reason}",
     "stood_by": "epoch {epoch}: {node} {readiness}{because}",
     "hand_over": "epoch {epoch}: asking for a last checkpoint; {to} takes over",
     "held_back": "the next machine waits for {seconds} s: {reason}",

@@ -48,7 +48,7 @@ class Step(Protocol):
 class WayHome(Protocol):
     """What the flow can do to bring a job home."""
 
-    def ask_home(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
+    def ask_home(self, claimed: Claimed, begun: Begun, past: tuple[Placement, ...]) -> Asked:
         """List what the primary has now, for a job that trains elsewhere."""
         ...
 
@@ -239,7 +239,7 @@ class Flow:
     def _ready_at_home(self, held: Held, begun: Begun, published: Published) -> Held | None:
         """Get a machine at home and wait until it is ready to take over; None when it comes to nothing."""
         past = tuple(self.placements)
-        asked = self.step("ask_home", self.effects.way_home.ask_home, begun, past)
+        asked = self.step("ask_home", self.effects.way_home.ask_home, held.claims, begun, past)
         tried: set[str] = set()
         attempt = begun.first_attempt + len(self.claims)
         while True:

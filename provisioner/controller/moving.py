@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from provisioner import planner
@@ -58,7 +59,9 @@ class Doorstep:
         return [choice.offer for choice in self._world.way_home.free(self._begun, tuple(self._past))]
 
     def pays(self, offer: Offer) -> str:
-        """Say what the move saves, if it saves enough."""
+        """Say what the move saves, if it saves enough, and no limit ends the job meanwhile."""
+        if not self._world.way_home.bears(offer, self._claimed, self._begun, tuple(self._past)):
+            return ""
         config, now = self._world.config, self._world.now()
         here, there = self._claimed.price, offer.price_per_hour
         if here is None or there is None:
@@ -75,6 +78,23 @@ class Doorstep:
     def tell(self, kind: str, **fields: object) -> None:
         """Pass an event on."""
         self._world.events.emit(kind, job=self._world.job.name, **fields)
+
+
+def moves_home(past: Sequence[Placement]) -> list[float]:
+    """Return when the job went home, in Unix seconds, also where the fallback was lost on the way: both ran then."""
+    return [before.watched.at for before, after in pairwise(past) if after.node.claimed_at < before.released.at]
+
+
+def ended_by(world: World, offer: Offer, claimed: Claimed, begun: Begun, past: Sequence[Placement]) -> str:
+    """Say which limit would end the job while a machine at home runs beside the one that it has; nothing: none."""
+    now, policy = world.now(), world.config.policy
+    both_s = policy.boot_timeout + policy.failback.trial + policy.failback.handover
+    home = Claimed(offer, now, Node("", offer, world.job, 0, "", now), None)
+    limit = world.limits.first(begun, past, replace(claimed, beside=(*claimed.beside, home)))
+    if limit is None or limit.at >= now + both_s:
+        return ""
+    line = limit.line.removesuffix(" reached")
+    return f"the {line} does not last for the {both_s / 60:.0f} min that both machines may be needed"
 
 
 def stand_by(world: World, here: tuple[View, Node], there: tuple[View, Node]) -> Stood:

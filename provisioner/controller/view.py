@@ -9,7 +9,7 @@ from provisioner.clouds.base import Foretells, Outlook
 from provisioner.controller import traffic
 from provisioner.controller.clocks import TOLD_S
 from provisioner.controller.hints import Hints
-from provisioner.controller.moving import Doorstep
+from provisioner.controller.moving import Doorstep, moves_home
 from provisioner.controller.records import Begun, Claimed, Placement
 from provisioner.errors import CloudError
 from provisioner.model import Node, NodeState
@@ -68,8 +68,7 @@ class PlacementView:
             return ""
         step = heartbeat.get("step")
         door = Doorstep(self.world, self.claimed, self.begun, self.past, step if isinstance(step, int) else None)
-        moves = [placement.watched.at for placement in self.past if placement.watched.cause == "home"]
-        return self.world.way_home.homeward.why(door, moves)
+        return self.world.way_home.homeward.why(door, moves_home(self.past))
 
     def suspected(self, node: Node, why: str) -> None:
         """Tell that a node is suspected, or was heard again."""

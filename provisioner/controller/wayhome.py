@@ -12,7 +12,7 @@ from provisioner.controller.records import Asked, Begun, Choice, Claimed, Placem
 from provisioner.controller.standing import standing
 from provisioner.controller.view import PlacementView
 from provisioner.errors import Unreachable
-from provisioner.model import Ending, Failure, Node
+from provisioner.model import Ending, Failure, Node, Offer
 
 if TYPE_CHECKING:
     from provisioner.controller.effects import World
@@ -25,11 +25,12 @@ class WayHome:
         """Take the world that the job lives in."""
         self._world = world
         self.homeward = Homeward(world.config.policy.failback, now=world.now)
+        self._told_of_limit = False
 
-    def ask_home(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
-        """List what the primary has now, for a job that trains elsewhere."""
+    def ask_home(self, claimed: Claimed, begun: Begun, past: tuple[Placement, ...]) -> Asked:
+        """List what the primary has now, for a job that trains elsewhere, and that no limit ends on the way."""
         choices, memory, at, problem = self._home(begun, past)
-        offers = tuple(choice.offer for choice in choices)
+        offers = tuple(choice.offer for choice in choices if self.bears(choice.offer, claimed, begun, past))
         self._world.events.emit("asked", cloud="autodl", offers=len(offers), problems=[p.message for p in problem])
         return Asked(offers, self._world.now(), tuple(problem), memory=memory, standing=at)
 
@@ -72,6 +73,14 @@ class WayHome:
             return watched
         self.homeward.arrived()
         return world.concluded(here, watched, view)
+
+    def bears(self, offer: Offer, claimed: Claimed, begun: Begun, past: tuple[Placement, ...]) -> bool:
+        """Say whether the job has the money and the time for both machines; where it has not, that is told once."""
+        why = moving.ended_by(self._world, offer, claimed, begun, past)
+        if why and not self._told_of_limit:
+            self._told_of_limit = True
+            self._world.events.emit("stays_away", reason=why)
+        return not why
 
     def free(self, begun: Begun, past: tuple[Placement, ...]) -> list[Choice]:
         """Rank what the primary has now, without what a refusal has ruled out for a while. Raises CloudError."""

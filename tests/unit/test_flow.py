@@ -177,7 +177,7 @@ class Homesick(World):
             return Watched(Ending.COMPLETED, "", at, at, at, 10, 100)
         return Watched(Ending.HOMEWARD, "a card", at, at, at, 10, 20)
 
-    def ask_home(self, begun: Begun, past: tuple) -> Asked:
+    def ask_home(self, claimed: Claimed, begun: Begun, past: tuple) -> Asked:
         return Asked((HOME,), self._tick())
 
     def claim_home(self, choice: Choice, epoch: int, attempt: int, published: Published, before: int) -> Claimed:
