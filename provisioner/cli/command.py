@@ -31,6 +31,7 @@ COMMANDS = {
     "sweep": ("provisioner.cli.sweep:sweep", "Find what nobody holds at the clouds; remove it."),
     "drill": ("provisioner.cli.drill:drill", "Rehearse an outage in a cloud in a box."),
     "checkpoint": ("provisioner.cli.checkpoint:checkpoint", "List, check, push, pull, copy and remove checkpoints."),
+    "state": ("provisioner.cli.state:state_group", "List, move and unlock Terraform's states of a job."),
     "runtime": ("provisioner.cli.runtime:runtime_group", "Make the node's own Python, for images without one."),
     "doctor": ("provisioner.cli.doctor:doctor", "Check this machine, the credentials and the store."),
 }

@@ -182,6 +182,8 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
         for name in self._regions:
             if self._has_remote_state(name):
                 self._substrate(name).stack.discard()
+            if self._states is not None:
+                self._states.forget(self._stack_directory(name).name)
             remove_stack(self._stack_directory(name))
 
     @abstractmethod

@@ -7,9 +7,8 @@ wins: a state that was moved stays where it was moved to, and an open run goes o
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -22,22 +21,24 @@ from provisioner.config import Config, StoreConfig, state_store
 from provisioner.errors import StoreError, TerraformError
 from provisioner.model import JobRef
 from provisioner.terraform import statefile
-from provisioner.terraform.backend import Key, Remote
+from provisioner.terraform.backend import MOVED, Key, Remote, replace
 from provisioner.terraform.runner import STATE_FILE
 
 NOTE: Final = "state-place.json"
-MOVED: Final = ".moved"
-"""Ending of the object that a moved state leaves behind: other machines may look for it there."""
 _OWN_NAMES: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _AMAZON: Final = (".amazonaws.com", ".amazonaws.com.cn")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a stack's state is: ``local``, ``store`` or a URI. ``was``: where it was moved from and may still be."""
+    """Where a stack's state is: ``local``, ``store`` or a URI.
+
+    ``was``: where it was moved from and may still be. ``left``: where a sign stands that it was moved.
+    """
 
     state: str
     was: str = ""
+    left: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -65,8 +66,7 @@ class States:
         if noted is not None:
             return noted
         wanted = Place(self.config.terraform.state)
-        followed = self._followed(stack, wanted.state)
-        return Place(followed) if followed else wanted
+        return Place(self._followed(stack, wanted.state, set()) or wanted.state)
 
     def remote(self, stack: str) -> Remote | None:
         """Open a stack's state for work, and note where it is; None: on this machine. Raises CloudError."""
@@ -82,13 +82,21 @@ class States:
         remote = self.at(stack, self.place(stack).state)
         return remote is not None and remote.objects.get(remote.state_key) is not None
 
+    def forget(self, stack: str) -> None:
+        """Remove what a stack's state has left behind where it was moved from: it is gone. Raises CloudError."""
+        place = _read(self.stack_directory(stack) / NOTE)
+        for state in (place.was, *place.left) if place is not None else ():
+            remote = self.at(stack, state) if state else None
+            if remote is not None:
+                remote.objects.delete([remote.state_key + MOVED, remote.state_key])
+
     def note(self, stack: str, place: Place) -> None:
         """Note where a stack's state is."""
-        _write(self.stack_directory(stack) / NOTE, {"state": place.state, "was": place.was})
+        _write(self.stack_directory(stack) / NOTE, asdict(place))
 
     def note_run(self, run: int, state: str) -> None:
         """Note where the stacks of an open run begin that it has not prepared yet."""
-        _write(self.directory / "terraform" / NOTE, {"state": state, "was": "", "run": run})
+        _write(self.directory / "terraform" / NOTE, {"state": state, "run": run})
 
     def at(self, stack: str, state: str) -> Remote | None:
         """Return a stack's state in a place, looked into by nobody yet; None for ``local``."""
@@ -141,11 +149,13 @@ class States:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _followed(self, stack: str, state: str) -> str:
-        """Return where a state was moved to that is not in its bucket any more; empty: it was not moved."""
+    def _followed(self, stack: str, state: str, seen: set[str]) -> str:
+        """Follow the signs that a moved state has left behind; return where it is now, empty where there is none."""
         remote = self.at(stack, state)
-        if remote is None or remote.objects.get(remote.state_key) is not None:
+        if remote is None or state in seen:
             return ""
+        if remote.objects.get(remote.state_key) is not None:
+            return state
         sign = remote.objects.get(remote.state_key + MOVED)
         if sign is None:
             return ""
@@ -157,7 +167,10 @@ class States:
         if place == "local":
             message = f"the state of {stack} was moved from {remote.uri} to {host}, where no other machine sees it"
             raise TerraformError(message, hint=f"there: failover state migrate FILE --to {state}")
-        return place
+        found = self._followed(stack, place, {*seen, state})
+        if not found:  # it has ended there
+            remote.objects.delete([remote.state_key + MOVED])
+        return found
 
 
 def lock_problem(conditional: str, uri: str) -> str:
@@ -215,16 +228,11 @@ def _google(store: StoreConfig, environ: Mapping[str, str]) -> tuple[dict[str, s
 def _read(path: Path) -> Place | None:
     try:
         note = json.loads(path.read_text(encoding="utf-8"))
-        return Place(str(note["state"]), str(note.get("was") or ""))
+        return Place(str(note["state"]), str(note.get("was") or ""), tuple(map(str, note.get("left") or ())))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _write(path: Path, note: Mapping[str, Any]) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        json.dump(note, file)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    replace(path, json.dumps(note))

@@ -31,6 +31,7 @@ from provisioner.config.rules import findings
 from provisioner.config.terraform import TerraformConfig, state_place, state_store
 
 __all__ = [
+    "MAX_BYTES",
     "AutodlConfig",
     "AwsConfig",
     "CheckpointConfig",

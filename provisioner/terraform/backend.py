@@ -17,6 +17,8 @@ from typing import Any, Final, Protocol
 OVERRIDE: Final = "backend_override.tf.json"
 PROFILE_FILE: Final = "state-profile.ini"
 PROFILE: Final = "failover-state"
+MOVED: Final = ".moved"
+"""Ending of the object that a state leaves behind where it was moved from: other machines may look for it there."""
 _PRINT: Final = 'printf \'{"Version":1,"AccessKeyId":"%s","SecretAccessKey":"%s","SessionToken":"%s"}\''
 
 
@@ -81,9 +83,14 @@ def write(directory: Path, remote: Remote | None) -> bool:
         override.unlink(missing_ok=True)
         profile.unlink(missing_ok=True)
         return changed
+    write_profile(directory, remote)
+    return replace(override, json.dumps(remote.block(directory), indent=2, sort_keys=True) + "\n")
+
+
+def write_profile(directory: Path, remote: Remote) -> None:
+    """Write what ``remote.block(directory)`` names, if it names anything."""
     if remote.key is not None:
-        _replace(profile, _profile(remote.key))
-    return _replace(override, json.dumps(remote.block(directory), indent=2, sort_keys=True) + "\n")
+        replace(directory / PROFILE_FILE, _profile(remote.key))
 
 
 def _profile(key: Key) -> str:
@@ -91,11 +98,14 @@ def _profile(key: Key) -> str:
     return f"[profile {PROFILE}]\ncredential_process = {_PRINT} {named}\n"
 
 
-def _replace(path: Path, text: str) -> bool:
+def replace(path: Path, text: str) -> bool:
+    """Write a file as a whole, for its owner only, on the disk for good; say whether it was another one."""
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return False
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     draft.replace(path)
     return True

@@ -17,14 +17,14 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from provisioner.errors import CloudError, StateLocked, TerraformError
-from provisioner.terraform.backend import Objects
+from provisioner.terraform.backend import Objects, Remote, replace
 
 TURN, NOTE = "state.turn", "state-lock.json"
 TOKEN: Final = "FAILOVER_STATE_LOCK"  # noqa: S105 - a variable's name: it marks the processes that work under a lock
@@ -89,6 +89,11 @@ class StateLock:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
+    @classmethod
+    def of(cls, remote: Remote, folder: Path, **more: Any) -> StateLock:
+        """Return the lock of a state in a bucket."""
+        return cls(remote.objects, remote.lock_key, folder, remote.uri, remote.lock_timeout_s, **more)
+
     @contextmanager
     def held(self, operation: str) -> Iterator[str]:
         """Hold the lock; give its id. Raises StateLocked when others do not let go of it in time, and CloudError.
@@ -97,18 +102,22 @@ class StateLock:
         that worked under it is left.
         """
         until = self.clock() + self.timeout_s
-        with ExitStack() as stack:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            stack.enter_context(self._turn(until))
-            lock_id = self._take(operation, until)
-            try:
-                yield lock_id
-            finally:
-                self._let_go(lock_id)
+        with self.turn(until), self.held_in_turn(operation, until) as lock_id:
+            yield lock_id
 
     @contextmanager
-    def _turn(self, until: float) -> Iterator[None]:
-        """One process of this machine at a time. The kernel lets go of it when the process dies."""
+    def held_in_turn(self, operation: str, until: float) -> Iterator[str]:
+        """Hold the lock for one who has the turn, as for two locks at once. Raises as ``held``."""
+        lock_id = self._take(operation, until)
+        try:
+            yield lock_id
+        finally:
+            self._let_go(lock_id)
+
+    @contextmanager
+    def turn(self, until: float) -> Iterator[None]:
+        """Have the turn among this state directory's processes. The kernel lets go of it when the process dies."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self.folder / TURN).open("a", encoding="utf-8") as file:
             os.fchmod(file.fileno(), 0o600)
             while True:
@@ -172,21 +181,22 @@ class StateLock:
 
     def _end_workers(self, lock_id: str, until: float) -> None:
         """Wait for what still works under a lock of the dead; when the time is over interrupt it, then kill it."""
-        for number in (signal.SIGINT, signal.SIGKILL):
-            if self._gone(lock_id, until):
-                return
-            for pid in workers(lock_id):
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
-            until = self.clock() + self.grace_s
-        if not self._gone(lock_id, until):
+        if self._gone(lock_id, until):
+            return
+        _send(lock_id, signal.SIGINT)
+        if self._gone(lock_id, self.clock() + self.grace_s):
+            return
+        if not self._gone(lock_id, self.clock() + self.grace_s, kill=True):
             message = f"{self.uri}: processes that worked under a lock of ours do not end"
             raise TerraformError(message, hint=f"end them: {' '.join(map(str, workers(lock_id)))}")
 
-    def _gone(self, lock_id: str, until: float) -> bool:
+    def _gone(self, lock_id: str, until: float, *, kill: bool = False) -> bool:
+        """Wait until nobody works under a lock. What is killed may have started another one a moment before."""
         while workers(lock_id):
             if self.clock() >= until:
                 return False
+            if kill:
+                _send(lock_id, signal.SIGKILL)
             self.sleep(_LOOK_S)
         return True
 
@@ -203,12 +213,7 @@ class StateLock:
             return []
 
     def _write_notes(self, notes: list[dict[str, str]]) -> None:
-        draft = self.folder / f".{NOTE}.{os.getpid()}"
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump(notes, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.folder / NOTE)
+        replace(self.folder / NOTE, json.dumps(notes))
 
     def _content(self, lock_id: str, operation: str) -> bytes:
         said: dict[str, Any] = {
@@ -237,6 +242,12 @@ def workers(lock_id: str) -> list[int]:
             if int(entry.name) != os.getpid() and mark in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return found
+
+
+def _send(lock_id: str, number: signal.Signals) -> None:
+    for pid in workers(lock_id):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def _line(path: str) -> str:

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from provisioner.terraform.backend import Remote
 
 STATE_FILE: Final = "terraform.tfstate"
-_LOGS: Final = ".runs"
+LOGS: Final = ".runs"
 _INIT_PAUSES_S: Final = (2.0, 5.0)
 _OLDEST_FOR_S3: Final = (1, 10)
 # Variables of the environment that would change what our command lines mean.
-_FOREIGN: Final = ("TF_CLI_ARGS", "TF_WORKSPACE", "TF_DATA_DIR", "TF_INPUT", "TF_VAR_")
+FOREIGN: Final = ("TF_CLI_ARGS", "TF_WORKSPACE", "TF_DATA_DIR", "TF_INPUT", "TF_VAR_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Runner:
 
     @property
     def _hint(self) -> str:
-        return f"all that Terraform said is in {self.directory / _LOGS}"
+        return f"all that Terraform said is in {self.directory / LOGS}"
 
     @contextmanager
     def hold(self, operation: str) -> Iterator[None]:
@@ -86,25 +86,25 @@ class Runner:
             yield
             return
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = locks.StateLock(
-            remote.objects,
-            remote.lock_key,
-            self.directory / _LOGS,
-            remote.uri,
-            remote.lock_timeout_s,
-            self.deadlines.grace_s,
-            on_wait=self._waiting,
-        )
+        logs = self.directory / LOGS
+        lock = locks.StateLock.of(remote, logs, grace_s=self.deadlines.grace_s, on_wait=self._waiting)
         with lock.held(operation) as lock_id:
             self._lock_id = lock_id
             try:
-                if remote.kind == "gcs" and remote.objects.get(remote.state_key) is None:
-                    # Terraform would begin one under a lock of its own, whatever it is told of locks.
-                    remote.objects.put(remote.state_key, statefile.blank(self.toolchain.version or "1.10.0"))
+                if remote.objects.get(remote.state_key) is None:
+                    self._begin(remote)
                 self._bring_errored(remote)
                 yield
             finally:
                 self._lock_id = ""
+
+    def _begin(self, remote: Remote) -> None:
+        """Begin a state, unless it was moved away while this controller knew another place for it."""
+        if remote.objects.get(remote.state_key + backend.MOVED) is not None:
+            message = f"{remote.uri}: this state was moved to another place"
+            raise TerraformError(message, hint="start this controller again: it finds the place then")
+        if remote.kind == "gcs":  # Terraform would begin one under a lock of its own, whatever it is told of locks
+            remote.objects.put(remote.state_key, statefile.blank(self.toolchain.version or "1.10.0"))
 
     def _bring_errored(self, remote: Remote) -> None:
         """Write to the bucket what Terraform could not: it then leaves its newest state beside the stack."""
@@ -264,12 +264,12 @@ class Runner:
         try:
             return self._run_once(verb, argv, deadline_s)
         except TerraformError as error:
-            if not events.locked(str(error)) or not process.end_orphans(self.directory / _LOGS, self.deadlines.grace_s):
+            if not events.locked(str(error)) or not process.end_orphans(self.directory / LOGS, self.deadlines.grace_s):
                 raise
             return self._run_once(verb, argv, deadline_s)
 
     def _run_once(self, verb: str, argv: list[str], deadline_s: float) -> process.Finished:
-        logs = self.directory / _LOGS
+        logs = self.directory / LOGS
         logs.mkdir(mode=0o700, exist_ok=True)
         diagnostics: list[Mapping[str, Any]] = []
         finished = process.run(
@@ -300,7 +300,7 @@ class Runner:
 
     def _environment(self) -> dict[str, str]:
         inherited = os.environ if self.environ is None else self.environ
-        kept = {name: value for name, value in inherited.items() if not name.startswith(_FOREIGN)}
+        kept = {name: value for name, value in inherited.items() if not name.startswith(FOREIGN)}
         marks = {"CHECKPOINT_DISABLE": "1", "TF_IN_AUTOMATION": "1"}
         if self._lock_id:
             marks[locks.TOKEN] = self._lock_id

@@ -14,6 +14,8 @@ from typing import Any
 
 from provisioner.clouds.states import States
 from provisioner.config import Config, parse
+from provisioner.controller.directory import JobDirectory, JobRecord
+from provisioner.controller.state_moves import StateMoves
 from provisioner.model import JobRef
 from provisioner.terraform.plan import Allow
 from provisioner.terraform.provider import Toolchain
@@ -93,7 +95,25 @@ class Bench:
         return parse(json.dumps(text).encode(), "failover.yaml", self.directory, self.environ, for_start=False)
 
     def states(self, root: str = "a", **terraform: str) -> States:
-        return States(self.config(**terraform), JOB, self.directory / root, self.environ)
+        return States(self.config(**terraform), JOB, self.job(root).path, self.environ)
+
+    def job(self, root: str = "a") -> JobDirectory:
+        """Return the job's directory in a state root."""
+        return JobDirectory(self.directory / root, JOB.name)
+
+    def moves(self, root: str = "a", *, terraform: str = TERRAFORM, after_step: Any = lambda _: None) -> StateMoves:
+        """Return the states of the job, as the command has them. The job has run before."""
+        job = self.job(root)
+        job.create()
+        if job.record() is None:
+            job.remember(JobRecord(JOB.name, JOB.uid, 1, open=False, config_path="failover.yaml", started_at=0.0))
+        toolchain = Toolchain((terraform,), {"TF_CLI_CONFIG_FILE": os.devnull})
+        environ = {**self.environ, "FAILOVER_STATE_DIR": str(self.directory / root)}
+        return StateMoves(self.config(), environ, toolchain=lambda _: toolchain, after_step=after_step)
+
+    def resources(self, root: str = "a") -> set[str]:
+        """Return what a controller that starts now finds in the stack's state."""
+        return set(self.runner(root).state())
 
     def runner(self, root: str = "a", text: str = "", *, states: States | None = None) -> Runner:
         """Return a Runner of the stack in a state root; ``text`` is written as its main.tf where there is one."""
@@ -112,10 +132,10 @@ class Bench:
         return subprocess.Popen(argv, cwd=Path.cwd(), stderr=subprocess.PIPE, text=True)
 
     def stack(self, root: str = "a") -> Path:
-        return self.directory / root / "terraform" / STACK
+        return self.job(root).path / "terraform" / STACK
 
     def objects(self) -> list[str]:
-        remote = self.states().at(STACK, self.state)
+        remote = self.states().at(STACK, "store" if self.state == "local" else self.state)
         assert remote is not None
         store: Any = remote.objects
         return [stored.key for stored in store.objects("")]

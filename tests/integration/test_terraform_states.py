@@ -8,7 +8,9 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -36,6 +38,15 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def bench(server: servers.Server, tmp_path: Path) -> Bench:
     return Bench.on(server, tmp_path, f"jobs-{next(_NUMBERS)}")
+
+
+def kill(lock_id: str) -> None:
+    """Kill all that works under a lock, also what one of them has just started."""
+    while found := locks.workers(lock_id):
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
 
 
 def test_a_state_in_the_store_is_made_read_by_another_machine_and_gone_at_the_end(bench):
@@ -84,8 +95,7 @@ def test_the_lock_of_a_terraform_that_was_killed_is_let_go_by_its_controller(ben
     wait_for(bench.stack("a") / "started")
     (lock,) = [name for name in bench.objects() if "lock" in name]
     content = json.loads(runner.remote.objects.get(lock))
-    for pid in locks.workers(content["ID"]):
-        os.kill(pid, signal.SIGKILL)
+    kill(content["ID"])
     assert "ended with status" in controller.communicate(timeout=60)[1]
     (bench.stack("a") / "go").touch()
     make(runner)
@@ -102,8 +112,7 @@ def test_the_lock_of_a_controller_that_was_killed_is_taken_over_once_its_terrafo
     controller.kill()
     controller.communicate()
     if terraform_too:
-        for pid in locks.workers(lock_id):
-            os.kill(pid, signal.SIGKILL)
+        kill(lock_id)
     stranger = bench.runner("b", FAST + SLOW)
     with pytest.raises(StateLocked) as caught:
         make(stranger)
