@@ -165,8 +165,8 @@ class StateMoves:
             if isinstance(target, Remote):
                 target.ready()
                 if there == statefile.NONE:
-                    # Over a state, Terraform keeps the lineage of what it copies and counts one serial more. Where there
-                    # is none it draws another lineage, at Google under a lock of its own.
+                    # Over a state, Terraform keeps the lineage of what it copies and counts one serial more. Where
+                    # there is none it draws another lineage, at Google under a lock of its own.
                     target.objects.put(target.state_key, statefile.blank("1.10.0"))
             else:
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
