@@ -115,6 +115,7 @@ def _arriving(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _worries(row: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is not as it should be, a line each."""
+    yield from row["warnings"]
     if row["suspected"]:
         yield f"its machine is suspected: {row['suspected']}"
     if row["held_back"]:
@@ -135,18 +136,23 @@ def _still(last: Mapping[str, Mapping[str, Any]], kind: str, *over: str) -> str 
 def _summary(directory: JobDirectory) -> dict[str, Any]:
     from provisioner.catalog import EGRESS_AS_OF
     from provisioner.controller import traffic
+    from provisioner.controller.warnings import standing_words
 
     record = directory.record()
     assert record is not None  # noqa: S101 - the caller has just read it
     last: dict[str, dict[str, Any]] = {}
+    warned: list[dict[str, Any]] = []
     copies: dict[int, list[dict[str, Any]]] = {}
     unknown: Counter[str] = Counter()
     for event in events_of(directory):
         if event["kind"] == "begin":
             last.clear()  # an earlier run is another story
             copies.clear()
+            warned.clear()
             unknown.clear()
         last[event["kind"]] = event
+        if event["kind"] == "warned":
+            warned.append(event)
         if event["kind"] == "refused" and event.get("failure") == "unknown":
             unknown[str(event.get("code"))] += 1
         if event["kind"] == "heartbeat":
@@ -158,11 +164,13 @@ def _summary(directory: JobDirectory) -> dict[str, Any]:
     claimed, beat = last.get("claimed", {}), last.get("heartbeat", {})
     if beat.get("epoch") != claimed.get("epoch"):
         beat = {}  # of the machine before
+    rests = last.get("resting", {}).get("time", 0) > claimed.get("time", 0)
     return {
         "job": record.name,
         "uid": record.uid,
         "run": record.run,
-        "state": ("running" if pid else "left") if record.open else result,
+        "state": (("resting" if rests else "running") if pid else "left") if record.open else result,
+        "warnings": standing_words(warned) if record.open else [],
         "controller": pid,
         "epoch": claimed.get("epoch"),
         "where": claimed.get("offer"),

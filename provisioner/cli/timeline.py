@@ -37,6 +37,8 @@ LINES: dict[str, str] = {
     "stood_by": "epoch {epoch}: {node} {readiness}{because}",
     "hand_over": "epoch {epoch}: asking for a last checkpoint; {to} takes over",
     "held_back": "the next machine waits for {seconds} s: {reason}",
+    "resting": "{words}: no machine until {at}, or until the limit is raised",
+    "warned": "WARNING: {words}",
     "waiting": "nothing to be had; trying again in {seconds} s",
     "blind": "{what} gives no usable answer: {problem}",
 }

@@ -235,6 +235,12 @@ class PolicyConfig(Section):
         description="Most that the job may cost over all clouds; it is stopped there. null is no limit.",
         examples=["20 USD"],
     )
+    budget_per_day: Amount | None = Field(
+        default=None,
+        description="Most that the job may cost in one local day. There it saves, gives its machine back, and goes on "
+        "the next day. null is no limit. One for all jobs together: `limits.yaml` (docs/operations.md).",
+        examples=["5 USD"],
+    )
     usd_cny: Annotated[Decimal, Field(gt=0, le=1000), PlainSerializer(float, when_used="json")] = Field(
         default=Decimal("7.1"), description="Yuan for one dollar, to compare prices and to add costs up."
     )

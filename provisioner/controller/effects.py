@@ -12,8 +12,10 @@ from provisioner import planner
 from provisioner.clouds.base import Cloud, Explains, Request
 from provisioner.config import Config, StoreConfig
 from provisioner.controller import recovery, survey, traffic
+from provisioner.controller.billing import convert
 from provisioner.controller.clocks import age_s
 from provisioner.controller.course import WorldCourse
+from provisioner.controller.daily import Daily, is_daily, read_limit
 from provisioner.controller.directory import JobDirectory
 from provisioner.controller.failures import KnownFailures
 from provisioner.controller.flow import TAKEN_DOWN
@@ -39,6 +41,7 @@ from provisioner.controller.standing import beyond_budget, standing
 from provisioner.controller.start_failures import driver_failure
 from provisioner.controller.stores import place, stores
 from provisioner.controller.view import PlacementView
+from provisioner.controller.warnings import Warnings
 from provisioner.controller.watch import Watch
 from provisioner.controller.wayhome import WayHome
 from provisioner.errors import CloudError, ConfigError, Unauthorized
@@ -85,7 +88,10 @@ class World:
         self.launcher = launcher
         self.now = now
         self.take_down = take_down or threading.Event()
-        self.limits = Limits(config.policy)
+        policy, root = config.policy, directory.path.parent.parent
+        self.daily = Daily(root, job.name, policy.budget_per_day, policy.usd_cny, now=now, tell=self._blind_of_limits)
+        self.limits = Limits(policy, self.daily, now)
+        self.warnings = Warnings(events)
         self.ledger = Ledger(directory.path)
         self.abreast = config.policy.race
         self._open_cloud = open_cloud
@@ -105,9 +111,11 @@ class World:
     def begin(self) -> Begun:
         """Find the first free epoch; release what an earlier run of this job left behind.
 
-        Raises ConfigError where that still trains: another controller may be watching it.
+        Raises ConfigError where that still trains: another controller may be watching it; and for a file of limits that
+        cannot be understood.
         """
         at = self.now()
+        read_limit(self.directory.path.parent.parent)
         for name in self._cloud_names():
             try:
                 self._release_strays(name)
@@ -117,8 +125,11 @@ class World:
         epoch = self.launcher.newest_epoch() + 1
         self.events.emit("begin", job=self.job.name, uid=self.job.uid, epoch=epoch)
         record, policy = self.directory.record(), self.config.policy
-        self.ledger.begin(record.run if record else 0, at, Terms(policy.budget, None, policy.usd_cny))
+        self.ledger.begin(record.run if record else 0, at, Terms(policy.budget, policy.budget_per_day, policy.usd_cny))
         return Begun(at, epoch, int(at))
+
+    def _blind_of_limits(self, problem: str) -> None:
+        self.events.emit("blind", what="limits.yaml", problem=problem)
 
     def _release_strays(self, name: str) -> None:
         for thing in self.cloud(name).owned():
@@ -153,8 +164,9 @@ class World:
         Pro shows no stock: there only a claim can tell, so it is worth another one while ``wait`` lasts.
         """
         settings = self.config.primary.autodl if self.config.primary else None
-        if settings is None:
-            return Asked((), self.now(), stop=self.why_stop(begun, past))
+        rest = self._rest_until(past)
+        if settings is None or rest is not None:
+            return Asked((), self.now(), stop=self.why_stop(begun, past), until=rest)
         until = (self.now() if since is None else since) + settings.wait
         if since is not None:
             self.take_down.wait(max(0.0, min(PRIMARY_AGAIN_S, until - self.now())))
@@ -168,7 +180,8 @@ class World:
                 self.events.emit("asked", cloud="autodl", offers=len(free), problems=[p.message for p in problems])
                 memory = self.refusals.memory(self._cloud_names(), begun.at)
                 at = standing(self.config, begun, past, self.now())
-                return Asked(free, self.now(), tuple(problems), bool(free) and not late, stop, memory, standing=at)
+                rest, again = self._rest_until(past, *free), bool(free) and not late
+                return Asked(free, self.now(), tuple(problems), again, stop, memory, standing=at, until=rest)
             self.take_down.wait(min(self.config.policy.poll, max(0.1, until - self.now())))
 
     def ask_fallback(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
@@ -184,7 +197,24 @@ class World:
         left = tuple(offer for offer in offers if offer.key not in over)
         self.events.emit("asked", cloud="fallback", offers=len(left), problems=[p.message for p in problems])
         stop = self.why_stop(begun, past) or beyond_budget(self.config, plan, known)
-        return Asked(left, self.now(), tuple(problems), False, stop, memory, passed, at)  # noqa: FBT003 - not again
+        rest = self._rest_until(past, *(one.offer for one in plan.ranked[:1]))
+        return Asked(left, self.now(), tuple(problems), False, stop, memory, passed, at, rest)  # noqa: FBT003 - not again
+
+    def _rest_until(self, past: tuple[Placement, ...], *offers: Offer) -> float | None:
+        """Return until when a day's budget bears no machine: neither the cheapest of these nor one like the last."""
+        prices = [offer.price_per_hour for offer in offers if offer.price_per_hour is not None]
+        cheapest = min(prices, key=lambda price: convert(price, "USD", self.config.policy.usd_cny), default=None)
+        found = self.daily.rest_until(cheapest, past[-1].claimed.price if past and cheapest is None else None)
+        return None if found is None else found[0]
+
+    def rest(self, begun: Begun, past: tuple[Placement, ...], until: float) -> float:
+        """Wait without a machine until a day's budget is there again: the next day, or when somebody has raised it."""
+        rest = self.daily.rest_until(past[-1].claimed.price if past else None)
+        words = rest[1] if rest is not None else "a day's budget is used up"
+        self.events.emit("resting", until=until, words=words, at=time.strftime("%H:%M", time.localtime(until)))
+        while self.now() < until and not self.why_stop(begun, past) and self._rest_until(past) is not None:
+            self.take_down.wait(min(self.config.policy.poll, max(0.1, until - self.now())))
+        return self.now()
 
     def _tell_course(self, course: planner.Course | None) -> None:
         """Tell when the deadline has the job look elsewhere than before."""
@@ -254,6 +284,8 @@ class World:
 
     def concluded(self, node: Node, watched: Watched, view: PlacementView) -> Watched:
         """Add what the cloud and the stores know of a placement that has ended."""
+        if watched.ending is Ending.LIMIT and is_daily(watched.reason):  # the job goes on when the day is over
+            watched = replace(watched, ending=Ending.STOPPED)
         watched = replace(
             watched,
             reason=self._explained(node, watched),
@@ -394,6 +426,7 @@ class World:
         if self.take_down.is_set() or (self.directory.path / "takedown").exists():
             self.take_down.set()
             return TAKEN_DOWN
+        self.warnings.look(self.limits.shares(begun, past, current))
         return self.limits.reached(begun, past, current, self.now())
 
     def forget_start(self, epoch: int, token: str) -> None:

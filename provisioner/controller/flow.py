@@ -131,6 +131,10 @@ class Effects(Protocol):
         """Wait before the next round of claims; False when there is no point in another."""
         ...
 
+    def rest(self, begun: Begun, past: tuple[Placement, ...], until: float) -> float:
+        """Wait without a machine until a day's budget is there again. Return when that was."""
+        ...
+
     def finish(self, claimed: frozenset[str]) -> Finished:
         """Remove the substrate and list what is left. ``claimed`` names the clouds that were asked for a machine."""
         ...
@@ -283,18 +287,25 @@ class Flow:
         round_number = 0
         while True:
             refusals: list[FailureKind] = []
+            until: float | None = None
             for asked in self._ask_around(begun):
                 since = asked.at if since is None else since
                 refusals += [problem.kind for problem in asked.problems]
                 refusals += [failure.kind for _, failure in asked.passed]
                 self.passed |= {offer.key: failure for offer, failure in asked.passed}
                 _stop_if_told(asked.stop)
+                if (until := asked.until) is not None:
+                    break
                 attempt = begun.first_attempt + round_number
                 claimed = self._claim_first(asked, attempt, published)
                 if claimed is not None and claimed.node is not None:
                     self.epoch += 1
                     return Held(claimed, claimed.node, self.claims[first:-1])
             round_number += 1
+            if until is not None:
+                self.step("rest", self.effects.rest, begun, tuple(self.placements), until)
+                since = None  # patience begins anew
+                continue
             refusals += [claimed.failure.kind for claimed in self.claims[first:] if claimed.failure]
             if refusals and set(refusals) <= HOPELESS:
                 raise Stopped(Ending.NEVER_STARTED, "refused")

@@ -17,6 +17,7 @@ from provisioner.checkpoint import epochs, layout
 from provisioner.checkpoint.store import Store
 from provisioner.clouds.base import Outlook
 from provisioner.controller.clocks import ahead_of_store
+from provisioner.controller.daily import DAY, DAY_OF_ALL
 from provisioner.controller.flow import TAKEN_DOWN
 from provisioner.controller.limits import BUDGET, DEADLINE, Limit
 from provisioner.errors import CloudError
@@ -44,7 +45,7 @@ STEP_S = 15.0
 
 OPERATOR = "taken down by the operator"
 BALANCE, STOCK, SHUT_DOWN = "the balance runs out", "no card of this kind is free", "the cloud shuts the machine down"
-_OURS = {DEADLINE, BUDGET, BALANCE, STOCK, SHUT_DOWN}
+_OURS = {DEADLINE, BUDGET, DAY, DAY_OF_ALL, BALANCE, STOCK, SHUT_DOWN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +257,8 @@ def _ended_for(reason: str, limit: Limit | None) -> str:
         return ""
     if kind == OPERATOR:
         return TAKEN_DOWN
+    if kind in {DAY, DAY_OF_ALL}:  # it goes on when the day is over
+        return ""
     if limit is not None and kind == limit.kind:
         return limit.line.replace("reached", "is near: the job has saved and ended")
     return kind if kind in {DEADLINE, BUDGET} else ""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Protocol
 
+from provisioner.controller.billing import convert
+from provisioner.controller.daily import Daily
 from provisioner.controller.records import Begun, Claimed, Placement
 from provisioner.controller.report import cost, surplus_cost
+from provisioner.controller.warnings import Share
 from provisioner.model import Money
 
 DEADLINE, BUDGET = "the job's deadline", "the job's budget"
@@ -45,9 +49,11 @@ class Policy(Protocol):
 class Limits:
     """Says when a job must end."""
 
-    def __init__(self, policy: Policy) -> None:
-        """Take the policy."""
+    def __init__(self, policy: Policy, daily: Daily | None = None, now: Callable[[], float] = time.time) -> None:
+        """Take the policy, and the days' budgets."""
         self.policy = policy
+        self.daily = daily
+        self._now = now
 
     def reached(self, begun: Begun, past: Sequence[Placement], current: Claimed | None, now: float) -> str:
         """Return the limit that is reached as one line, or nothing.
@@ -59,9 +65,36 @@ class Limits:
         return limit.line if limit is not None and now >= limit.at else ""
 
     def first(self, begun: Begun, past: Sequence[Placement], current: Claimed | None) -> Limit | None:
-        """Return the limit that comes first, as things go on; None where none will."""
+        """Return the limit that comes first, as things go on; None where none will.
+
+        A day's budget ends a machine, not the job: without a machine it is no limit.
+        """
         found = [limit for limit in (self._deadline(begun), self._budget(past, current)) if limit is not None]
+        if current is not None:
+            found += self._days()
         return min(found, key=lambda limit: limit.at, default=None)
+
+    def shares(self, begun: Begun, past: Sequence[Placement], current: Claimed | None) -> Iterator[Share]:
+        """Yield how much of each limit is used now."""
+        now, policy = self._now(), self.policy
+        if policy.deadline is not None:
+            used = (now - begun.at) / policy.deadline
+            yield Share(DEADLINE, used, f"{used:.0%} of the deadline of {policy.deadline:.0f} s have passed")
+        if policy.budget is not None:
+            spent, hourly, until_now = self._spent(past, current)
+            amount = spent + (hourly * Decimal(str(now)) - until_now) / 3600
+            used = float(amount / policy.budget.amount)
+            yield Share(BUDGET, used, f"{used:.0%} of the budget of {policy.budget} are used")
+        for day in self.daily.days() if self.daily is not None else ():
+            used = float(day.spent / day.budget.amount)
+            key = f"{day.kind} of {day.budget} until {day.ends:.0f}"
+            yield Share(key, used, f"{used:.0%} of {day.kind}, {day.budget}, are used", day.ends)
+
+    def _days(self) -> Iterator[Limit]:
+        now = self._now()
+        for day in self.daily.days() if self.daily is not None else ():
+            if (at := day.ends_at(now)) is not None:
+                yield Limit(at, day.kind, day.line)
 
     def _deadline(self, begun: Begun) -> Limit | None:
         deadline = self.policy.deadline
@@ -74,24 +107,29 @@ class Limits:
         if budget is None:
             return None
         line = f"budget of {budget} reached"
-        beside = current.beside if current is not None else ()
-        spent = [*cost(past).items(), *surplus_cost(beside).items()]
-        left = budget.amount - sum((self._convert(amount, name) for name, amount in spent), Decimal(0))
+        spent, hourly, until_now = self._spent(past, current)
+        left = budget.amount - spent
         if left <= 0:
             return Limit(float("-inf"), BUDGET, line)
+        if hourly <= 0:
+            return None
+        return Limit(float((left * 3600 + until_now) / hourly), BUDGET, line)
+
+    def _spent(self, past: Sequence[Placement], current: Claimed | None) -> tuple[Decimal, Decimal, Decimal]:
+        """Return what was spent before this machine; an hour of all that runs; and that hour times its beginning."""
+        beside = current.beside if current is not None else ()
+        found = [*cost(past).items(), *surplus_cost(beside).items()]
+        spent = sum((self._convert(amount, name) for name, amount in found), Decimal(0))
         hourly = until_now = Decimal(0)
         for claimed in (current, *beside):
             if claimed is not None and claimed.node is not None and claimed.price is not None:
                 rate = self._convert(claimed.price.amount, claimed.price.currency)
                 hourly += rate
                 until_now += rate * Decimal(str(claimed.node.claimed_at))
-        if hourly <= 0:
-            return None
-        return Limit(float((left * 3600 + until_now) / hourly), BUDGET, line)
+        return spent, hourly, until_now
 
     def _convert(self, amount: Decimal, currency: str) -> Decimal:
         budget = self.policy.budget
-        if budget is None or currency == budget.currency:
+        if budget is None:
             return amount
-        rate = Decimal(str(self.policy.usd_cny))
-        return amount / rate if currency == "CNY" else amount * rate
+        return convert(Money(amount, currency), budget.currency, Decimal(str(self.policy.usd_cny)))

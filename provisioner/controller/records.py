@@ -64,6 +64,8 @@ class Asked:
     passed: tuple[tuple[Offer, Failure], ...] = ()
     standing: Standing | None = None
     """Where the job stood at that moment, which the ranking goes by."""
+    until: float | None = None
+    """When the job may have a machine again, Unix time, where a day's budget is used up; None: now."""
 
     def __setstate__(self, state: Sequence[object]) -> None:
         """Read a pickle, also one of an earlier version."""

@@ -10,7 +10,8 @@ from decimal import Decimal
 
 from provisioner.catalog import SpotPrice, spot_price
 from provisioner.config import Config
-from provisioner.controller.records import Begun, Placement
+from provisioner.controller.daily import is_daily
+from provisioner.controller.records import Begun, Placement, Watched
 from provisioner.controller.report import cost, placement_seconds
 from provisioner.hazard import Seen, life
 from provisioner.model import Ending, Market, Money
@@ -74,12 +75,17 @@ def _spot(config: Config) -> dict[tuple[str, str], SpotPrice]:
     return {key: price for key, price in found.items() if price is not None}
 
 
+def _ours(watched: Watched) -> bool:
+    """Say whether a machine ended because we wanted it: that says nothing of its pool."""
+    return watched.cause == "home" or is_daily(watched.reason)
+
+
 def _seen(past: Sequence[Placement]) -> dict[Pool, Seen]:
     found: dict[Pool, Seen] = {}
     for one in past:
         if one.node.offer.market is Market.SPOT:
             name = pool(one.node.offer)
             found[name] = found.get(name, Seen()) + life(
-                placement_seconds(one) / 3600.0, lost=one.watched.ending in TAKEN
+                placement_seconds(one) / 3600.0, lost=one.watched.ending in TAKEN and not _ours(one.watched)
             )
     return found

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from provisioner import planner
 from provisioner.controller import moving, survey
+from provisioner.controller.daily import is_daily
 from provisioner.controller.homeward import Homeward
 from provisioner.controller.records import Asked, Begun, Choice, Claimed, Placement, Published, Stood, Watched
 from provisioner.controller.standing import standing
@@ -67,6 +68,8 @@ class WayHome:
         home = Claimed(there.offer, there.claimed_at, there, None)
         view = PlacementView(world, replace(claimed, beside=(*claimed.beside, home)), begun, past)
         watched = moving.hand_over(world, view, here, there)
+        if watched.ending is Ending.LIMIT and is_daily(watched.reason):  # the next look ends it, for a day
+            watched = replace(watched, ending=Ending.HOMEWARD)
         if watched.ending is Ending.HOMEWARD:
             self.homeward.spoiled()
             world.events.emit("stood_by", epoch=there.epoch, node=there.id, ready=False, reason=watched.reason)

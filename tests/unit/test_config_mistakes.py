@@ -98,7 +98,7 @@ MISTAKES = [
         "key_without_neighbour",
         23,
         "  zzz: 1",
-        says=":23: policy.zzz: unknown key; known keys are order, budget, usd_cny, deadline, ttl, failback, retry_for, recoveries_per_hour, race, heartbeat, poll, lost_after, hung_after, boot_timeout, data_cache_gb",
+        says=":23: policy.zzz: unknown key; known keys are order, budget, budget_per_day, usd_cny, deadline, ttl, failback, retry_for, recoveries_per_hour, race, heartbeat, poll, lost_after, hung_after, boot_timeout, data_cache_gb",
     ),
     case(
         "missing_key",
