@@ -6,6 +6,7 @@
 | ``GET``, ``PUT``, ``POST``, ``DELETE`` ``faults`` | read, replace, put before, remove AWS's rules |
 | ``GET``, ``PUT``, ``POST``, ``DELETE`` ``faults/gcp`` | the same for Google Cloud's |
 | ``GET launches`` | every launch asked of AWS and Google Cloud: type, zone, market, token, outcome |
+| ``GET writes`` | every object that was written to S3 or removed there: time, method, path |
 | ``POST take`` ``{"cloud": "aws", "id": null}`` | take a machine away, the newest by default |
 | ``POST notice`` ``{"seconds": null, "id": null, "cloud": "aws"}`` | spot notice, the machine goes after ``seconds`` |
 | ``POST stock`` ``[{"region": .., "gpu": .., "idle": ..}]`` | set AutoDL's idle cards |
@@ -45,6 +46,7 @@ _URLS = Map(
         Rule("/faults", endpoint="faults", defaults={"cloud": "aws"}, methods=["GET", "PUT", "POST", "DELETE"]),
         Rule("/faults/<cloud>", endpoint="faults", methods=["GET", "PUT", "POST", "DELETE"]),
         Rule("/launches", endpoint="launches", methods=["GET"]),
+        Rule("/writes", endpoint="writes", methods=["GET"]),
         Rule("/take", endpoint="take", methods=["POST"]),
         Rule("/notice", endpoint="notice", methods=["POST"]),
         Rule("/stock", endpoint="stock", methods=["POST"]),
@@ -110,6 +112,9 @@ class Control:
 
     def _launches(self, _: Request) -> Response:
         return _json(self._sandbox.launches())
+
+    def _writes(self, _: Request) -> Response:
+        return _json(self._sandbox.aws.writes)
 
     def _faults(self, request: Request, cloud: str) -> Response:
         faults = self._sandbox.faults(cloud)

@@ -53,6 +53,8 @@ class AwsEmulator:
         host with other users the port alone must not be enough.
         """
         self.faults = Faults()
+        self.writes: list[dict[str, Any]] = []
+        """What was written to S3 or removed there, in the order in which it was done."""
         self._machines = machines
         self._boot_s, self._end_s, self._twin_s = boot_s, end_s, twin_s
         self._launch_key = launch_key
@@ -113,6 +115,7 @@ class AwsEmulator:
             answer = wire.refusal(call, *fault.words(call))
         else:
             answer = self._run(environ)
+            self._note_write(call, answer)
         return wire.lose(environ) if fault is not None and fault.lost else wire.send(start_response, answer)
 
     def _answer_launch(
@@ -139,6 +142,10 @@ class AwsEmulator:
         if token is not None and ids:
             token.instance_ids, token.answer = ids, answer
         return answer
+
+    def _note_write(self, call: Call, answer: Answer) -> None:
+        if call.service == "s3" and call.action in {"PUT", "POST", "DELETE"} and answer[0].startswith("2"):
+            self.writes.append({"time": time.time(), "method": call.action, "path": call.path})
 
     def _refuse(self, call: Call, status: int, code: str, text: str) -> Answer:
         self.faults.note(call, code)
@@ -376,6 +383,7 @@ class AwsEmulator:
             self._switch_off(instance.id)
         self._tokens.clear()
         self.faults.clear()
+        self.writes.clear()
         self.set_quotas({})
         from moto.moto_api._internal.models import moto_api_backend
 

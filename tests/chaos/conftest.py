@@ -1,0 +1,12 @@
+"""Options of the storms."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say which schedules are played."""
+    group = parser.getgroup("storms")
+    group.addoption("--seed", type=int, help="play this schedule alone")
+    group.addoption("--schedules", type=int, help="play the first so many schedules")

@@ -1,0 +1,358 @@
+"""Plays a schedule against real processes: a drill whose controller is started again until the job has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from provisioner.errors import ConfigError
+from provisioner.sandbox.drill import JOB, Drill
+from provisioner.sandbox.machines import marked
+from tests.chaos.line import Line
+from tests.chaos.schedules import Blow, Schedule
+
+DYING = Path(__file__).with_name("dying_controller.py")
+STORM_S = 45.0
+"""When the weather clears, whatever has happened by then."""
+CALM_S = 240.0
+"""How long the job may take to end after that."""
+STEP_SECONDS = 0.1
+MOST_RUNS = 40
+_LOOK_S = 0.7
+_LIFE_S = 240.0
+_MARKET: dict[str, dict[str, Any]] = {
+    "aws": {"aws": {"regions": ["us-east-1"], "market": "spot-then-on-demand", "max_price": "5 USD"}},
+    "gcp": {
+        "gcp": {
+            "project": "sandbox-project",
+            "regions": ["us-central1"],
+            "machine_types": ["n1-standard-4+1xT4"],
+            "market": "spot",
+        }
+    },
+}
+
+
+class BrokenError(AssertionError):
+    """Something that must hold does not."""
+
+
+@dataclass
+class Life:
+    """One start of the controller, Unix times, and how it ended."""
+
+    began: float
+    ended: float
+    code: int
+    words: str
+
+
+@dataclass
+class Weather:
+    """What happened, as seen from outside."""
+
+    sightings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Every machine that the emulators had, by id: cloud, text, first and last time it was seen powered."""
+    blows: list[tuple[float, Blow, str]] = field(default_factory=list)
+    lives: list[Life] = field(default_factory=list)
+    writes: list[dict[str, Any]] = field(default_factory=list)
+    assets: list[int] = field(default_factory=list)
+    """AutoDL's wallet, in 1/1000 yuan, look after look."""
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    folder: Path = Path()
+    autodl: str = ""
+
+
+class Storm:
+    """One schedule at work. ``controller`` is what a drill calls in place of its own controller."""
+
+    def __init__(self, schedule: Schedule, say: Callable[[str], None]) -> None:
+        self.schedule = schedule
+        self.weather = Weather()
+        self.say = say
+        self._dice = random.Random(schedule.seed)
+        self._process: subprocess.Popen[str] | None = None
+        self._over = threading.Event()
+        self._calm = threading.Event()
+        self._committed = threading.Event()
+
+    def controller(self, config: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> dict[str, Any]:
+        """Let the storm loose; start the controller again and again until the job has ended."""
+        del say
+        self.weather.folder = config.parent
+        box = json.loads((config.parent / "cloud" / "sandbox.json").read_text("utf-8"))
+        self._box, self.weather.autodl = box, box["autodl"]
+        with Line(box["aws"].removeprefix("http://"), self._pid) as line:
+            self._line = line
+            _point_at(config, line.url)
+            threads = [threading.Thread(target=one, daemon=True) for one in (self._look_on, self._blow)]
+            for thread in threads:
+                thread.start()
+            try:
+                return self._until_done(config, environ)
+            finally:
+                self._calm.set()
+                self._over.set()
+                for thread in threads:
+                    thread.join(60)
+                self._heal()
+
+    # --- the controller -----------------------------------------------------------------------------------------------
+
+    def _pid(self) -> int | None:
+        process = self._process
+        return None if process is None else process.pid
+
+    def _until_done(self, config: Path, environ: Mapping[str, str]) -> dict[str, Any]:
+        deaths = list(self.schedule.deaths)
+        ends_by = time.monotonic() + STORM_S + CALM_S
+        while len(self.weather.lives) < MOST_RUNS:
+            if time.monotonic() > ends_by:
+                break
+            life, output = self._live(config, environ, deaths.pop(0) if deaths else None)
+            self.weather.lives.append(life)
+            self.say(f"-- controller ended with {life.code}\n{life.words}")
+            if "Traceback" in life.words:
+                raise BrokenError("the controller ended with a traceback")
+            if life.code == -signal.SIGKILL:
+                continue
+            if life.code == int(ConfigError.exit_code) and "this run did not start" not in life.words:
+                raise BrokenError("the controller did not like its own configuration any more")
+            with contextlib.suppress(ValueError):
+                report = json.loads(output)
+                self.weather.reports.append(report)
+                if report["result"] == "completed":
+                    return dict(report)
+            time.sleep(1)
+        raise BrokenError(f"the job did not end within {STORM_S + CALM_S:.0f} s and {MOST_RUNS} starts")
+
+    def _live(self, config: Path, environ: Mapping[str, str], dies_after: int | None) -> tuple[Life, str]:
+        began = time.time()
+        run = [sys.executable, "-m", "provisioner.cli", "run", str(config), "--json"]
+        argv = run if dies_after is None else [sys.executable, str(DYING), str(config), str(dies_after)]
+        self._process = subprocess.Popen(
+            argv,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, words = self._process.communicate(timeout=_LIFE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            output, words = self._process.communicate()
+            raise BrokenError(f"the controller hung for {_LIFE_S:.0f} s\n{words}") from None
+        finally:
+            process, self._process = self._process, None
+        return Life(began, time.time(), process.returncode, words), output
+
+    # --- the storm ----------------------------------------------------------------------------------------------------
+
+    def _blow(self) -> None:
+        started = time.monotonic()
+        committed: float | None = None
+        waiting = list(self.schedule.blows)
+        healings: list[tuple[float, Callable[[], None]]] = []
+        while not self._calm.wait(0.05) and time.monotonic() - started < STORM_S:
+            now = time.monotonic()
+            if committed is None and self._committed.is_set():
+                committed = now
+            bases = {"start": started, "commit": committed}
+            for blow in list(waiting):
+                base = bases[blow.base]
+                if base is not None and now >= base + blow.at:
+                    waiting.remove(blow)
+                    with contextlib.suppress(OSError, httpx.HTTPError, LookupError):
+                        healings += self._strike(blow)
+            for healing in [one for one in healings if one[0] <= now]:
+                healings.remove(healing)
+                healing[1]()
+            if not waiting and not healings:
+                break
+        self._heal()
+
+    def _strike(self, blow: Blow) -> Iterator[tuple[float, Callable[[], None]]]:
+        what, hit = blow.what, ""
+        later: list[tuple[float, Callable[[], None]]] = []
+        until = time.monotonic() + what.get("seconds", 0.0)
+        if blow.kind == "kill":
+            hit = self._kill(what["victim"])
+        elif blow.kind == "stop":
+            pids = self._pids(what["victim"])
+            _signal(pids, signal.SIGSTOP)
+            later, hit = [(until, lambda: _signal(pids, signal.SIGCONT))], f"{len(pids)} processes"
+        elif blow.kind == "cut":
+            self._line.cut(tuple(what["sides"]), what["how"])
+            later = [(until, self._line.heal)]
+        elif blow.kind == "api":
+            self._rule(what)
+        self.weather.blows.append((time.time(), blow, hit))
+        return iter(later)
+
+    def _kill(self, victim: str) -> str:
+        if victim == "machine":  # the cloud takes it
+            cloud, machine = self._newest()
+            self._post("take", {"cloud": cloud, "id": machine})
+            return machine
+        if victim == "plug":  # it is dead, and its cloud does not know
+            _, machine = self._newest()
+            self._post(f"machines/{machine}/kill", {})
+            return machine
+        pids = self._pids(victim)
+        _signal(pids, signal.SIGKILL)
+        return f"{len(pids)} processes"
+
+    def _pids(self, victim: str) -> set[int]:
+        cloud = self.weather.folder / "cloud"
+        if victim == "controller":
+            pid = self._pid()
+            return set() if pid is None else {pid}
+        if victim == "clouds":
+            return {int(self._box["pid"])}
+        if victim == "terraform":
+            return {pid for pid in marked(cloud) if _name(pid) == "terraform"}
+        _, machine = self._newest()
+        pids = marked(cloud / "machines" / machine)
+        return pids if victim == "machine" else {pid for pid in pids if "provisioner.node" in _command(pid)}
+
+    def _newest(self) -> tuple[str, str]:
+        machines = self._state()["machines"]
+        if not machines:
+            raise LookupError("no machine")
+        return machines[-1]["cloud"], machines[-1]["id"]
+
+    def _rule(self, what: Mapping[str, Any]) -> None:
+        if what["cloud"] == "autodl":
+            httpx.post(f"{self._box['autodl']}/_control/faults", json=what["rule"], timeout=20).raise_for_status()
+        else:
+            self._post("faults/gcp" if what["cloud"] == "gcp" else "faults", [what["rule"]])
+
+    def _heal(self) -> None:
+        for pid in {int(self._box["pid"])} | marked(self.weather.folder / "cloud"):
+            _signal({pid}, signal.SIGCONT)
+        for machine in (self.weather.folder / "cloud" / "machines").glob("*"):
+            _signal(marked(machine), signal.SIGCONT)
+        self._line.heal()
+        with contextlib.suppress(httpx.HTTPError):
+            for path in ("faults", "faults/gcp"):
+                httpx.delete(f"{self._box['control']}/{path}", timeout=20)
+            httpx.delete(f"{self._box['autodl']}/_control/faults", timeout=20)
+
+    # --- the witness --------------------------------------------------------------------------------------------------
+
+    def _look_on(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            with contextlib.suppress(httpx.HTTPError, OSError):
+                self.look()
+                if any("/checkpoints/" in write["path"] for write in self.weather.writes):
+                    self._committed.set()
+
+    def look(self) -> None:
+        """Take note of every machine and every write, as the emulators tell them."""
+        state, now = self._state(), time.time()
+        live = {machine["id"]: machine["cloud"] for machine in state["machines"]}
+        texts = {one["id"]: json.dumps(one) for cloud in ("aws", "gcp") for one in state[cloud]["instances"]}
+        texts |= {one["id"]: json.dumps(one) for one in state["autodl"]["instances"]}
+        for deployment in state["autodl"]["deployments"]:
+            texts |= {one["id"]: json.dumps(deployment["name"]) for one in deployment["containers"]}
+        for machine, cloud in live.items():
+            fresh = {"cloud": cloud, "text": "", "first": now, "last": now}
+            seen = self.weather.sightings.setdefault(machine, fresh)
+            seen["last"], seen["text"] = now, texts.get(machine) or seen["text"]
+        self.weather.assets.append(state["autodl"]["assets"])
+        self.weather.writes = httpx.get(f"{self._box['control']}/writes", timeout=20).json()
+
+    def _state(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self._box['control']}/state", timeout=20).json())
+
+    def _post(self, path: str, body: Any) -> None:
+        httpx.post(f"{self._box['control']}/{path}", json=body, timeout=20).raise_for_status()
+
+
+def _point_at(config: Path, endpoint: str) -> None:
+    value = yaml.safe_load(config.read_text("utf-8"))
+    value["checkpoint"]["endpoint"] = endpoint
+    config.write_text(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), "utf-8")
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _name(pid: int) -> str:
+    return _read(pid, "comm").strip()
+
+
+def _command(pid: int) -> str:
+    return _read(pid, "cmdline").replace("\0", " ")
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def scenario(schedule: Schedule, path: Path) -> Path:
+    """Write the drill's scenario: who has machines, and how patient the job is."""
+    policy: dict[str, Any] = {"poll": "1s", "lost_after": "8s", "boot_timeout": "60s", "retry_for": "0s"}
+    if schedule.failback:
+        policy["failback"] = {"after": "2s", "every": "1s", "again": "5s"}
+    home: dict[str, Any] = {} if schedule.home == "none" else {"autodl": {"mode": schedule.home}}
+    if schedule.home == "elastic":
+        home["autodl"]["regions"] = ["westDC3"]
+    config: dict[str, Any] = {"policy": policy, "fallback": [_MARKET[schedule.fallback]]}
+    if schedule.fallback == "gcp":
+        config["resources"] = {"gpus": ["T4", "RTX 4090"]}
+    if home:
+        config["primary"] = home
+    stock = [] if schedule.home == "none" else [{"region": "westDC3", "gpu": "RTX 4090D", "idle": 2}]
+    value = {"name": f"storm-{schedule.seed}", "step_seconds": STEP_SECONDS, "config": config}
+    path.write_text(yaml.safe_dump({**value, "autodl": {"stock": stock}}), "utf-8")
+    return path
+
+
+def play(schedule: Schedule, folder: Path) -> tuple[dict[str, Any], Weather, str]:
+    """Play a schedule to the end of its job. Returns report, what was seen, and the story. Raises BrokenError."""
+    words: list[str] = [str(schedule)]
+    folder.mkdir(parents=True, exist_ok=True)
+    storm = Storm(schedule, words.append)
+    drill = Drill(
+        scenario(schedule, folder / "scenario.yaml"),
+        directory=folder / "d",
+        provider=schedule.provider,
+        say=words.append,
+        controller=storm.controller,
+    )
+    try:
+        report = drill.run()
+    except Exception as error:
+        raise BrokenError(f"{type(error).__name__}: {error}\n{_story(words, storm)}") from error
+    return report, storm.weather, _story(words, storm)
+
+
+def _story(words: list[str], storm: Storm) -> str:
+    blows = [f"{at:.2f} {blow.kind} {json.dumps(blow.what)}: {hit}" for at, blow, hit in storm.weather.blows]
+    events = storm.weather.folder / "state" / "jobs" / JOB / "events.jsonl"
+    lines = events.read_text("utf-8").splitlines() if events.exists() else []
+    return "\n".join([*words, "-- blows", *blows, "-- events", *lines])
