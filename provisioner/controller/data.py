@@ -30,6 +30,8 @@ LINK_S = 6 * 3600.0
 """How long links are asked for. Links signed with a session end with it, whatever is asked for."""
 FRESH_S = 900.0
 """How long a list is handed out before it is made anew, in seconds: a node needs its links from its first moment."""
+RENEW_S = 1800.0
+"""How often a node whose data still come gets a new list, in seconds: links that a session signed may last an hour."""
 MOST_FILES = 200_000
 SIGNERS = 8
 ASK_S = 30.0
@@ -64,6 +66,7 @@ class DataLists:
         self._client = client
         self._monotonic = monotonic
         self._made: tuple[float, bytes] | None = None
+        self._written_at = float("-inf")
 
     def look(self) -> None:
         """Make the list, so that what is wrong with it is known before a machine is rented.
@@ -82,7 +85,19 @@ class DataLists:
             return None
         key, limit = layout.data(epoch), self._config.policy.data_cache_gb
         self._store.put(key, self._list())
+        self._written_at = self._monotonic()
         return {"key": key, "cache_bytes": None if limit is None else int(limit * 1e9)}
+
+    def keep_fresh(self, epoch: int, progress: object) -> None:
+        """Put a new list beside a node whose data still come, every half hour: it goes on by that when links end.
+
+        ``progress`` is its heartbeat's. Raises as ``look``.
+        """
+        if not isinstance(progress, Mapping) or self._monotonic() - self._written_at < RENEW_S:
+            return
+        here, of = progress.get("bytes"), progress.get("of")
+        if isinstance(here, int) and isinstance(of, int) and here < of:
+            self.write(epoch)
 
     def _list(self) -> bytes:
         now = self._monotonic()

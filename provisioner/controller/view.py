@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from provisioner.clouds.base import Foretells, Outlook
@@ -11,7 +12,7 @@ from provisioner.controller.clocks import TOLD_S
 from provisioner.controller.hints import Hints
 from provisioner.controller.moving import Doorstep, moves_home
 from provisioner.controller.records import Begun, Claimed, Placement
-from provisioner.errors import CloudError
+from provisioner.errors import CloudError, FailoverError
 from provisioner.model import Node, NodeState
 
 if TYPE_CHECKING:
@@ -99,6 +100,9 @@ class PlacementView:
             data=heartbeat.get("data"),
             replicas=[traffic.as_json(copy) for copy in copies],
         )
+        if data := heartbeat.get("data"):
+            with suppress(FailoverError):  # the links that it has may do
+                self.world.launcher.data.keep_fresh(node.epoch, data)
         for copy in copies:
             before = known.get(copy.uri)
             if copy.problem and not (before and before.problem):

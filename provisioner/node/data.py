@@ -7,16 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from provisioner.checkpoint.scratch import scratch
 from provisioner.checkpoint.store import Store
-from provisioner.errors import Abandoned, DiskFull
+from provisioner.errors import Abandoned, CloudError, DiskFull
 from provisioner.node import data_list
 from provisioner.node.arrival import Patiently
 from provisioner.node.bootstrap import DataOrder
 from provisioner.node.data_cache import LINKS, Cache
+from provisioner.node.data_list import Entry
+from provisioner.node.data_renewal import Renewal
 from provisioner.node.data_work import THREADS, Desk, Work, mib, reserve
 
 
@@ -91,6 +93,7 @@ class Data:
         assert self._order is not None  # noqa: S101 - `start` has looked
         order, began = self._order, time.monotonic()
         entries = self._patiently(lambda: data_list.read(self._store, order.key, self._keep))
+        self._desk.reader.renew = Renewal(lambda: self._newer(order.key))
         cache = Cache(self._root)
         with ThreadPoolExecutor(THREADS, thread_name_prefix="data") as pool:
             works = []
@@ -107,6 +110,8 @@ class Data:
             for work in works:
                 work.bring(links / work.entry.to)
             self._desk.reader.close()
+        with suppress(CloudError):  # a list that was not needed holds links, which end by themselves
+            self._store.delete([order.key])
         took, here = time.monotonic() - began, self._desk
         self._note(
             "data",
@@ -117,6 +122,13 @@ class Data:
             seconds=round(took, 3),
         )
         return links
+
+    def _newer(self, key: str) -> list[Entry] | None:
+        if not self._store.exists(key):
+            return None
+        entries = data_list.read(self._store, key, self._keep)
+        self._note("data", "data: links have ended; going on with new ones")
+        return entries
 
     def _say_begin(self, works: Iterable[Work]) -> None:
         for work in works:

@@ -85,6 +85,8 @@ class Reader:
         self._proxies = getproxies()
         self._tls: ssl.SSLContext | None = None
         self._opened: list[http.client.HTTPConnection] = []
+        self.renew: Callable[[Link], Link | None] = lambda _dead: None
+        """Gives another link in the place of one that is dead, if there is one."""
 
     def close(self) -> None:
         """Close the connections of all threads. None of them may read any more."""
@@ -111,6 +113,12 @@ class Reader:
                 take(course.at, piece)
                 course.came(len(piece))
             return not course.reason
+        except LinkDead:
+            other = self.renew(course.link)
+            if other is None:
+                raise
+            course.link = other
+            return False
         finally:
             pieces.close()
 

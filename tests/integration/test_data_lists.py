@@ -278,3 +278,21 @@ def test_the_list_of_a_machine_that_ended_without_reading_it_goes_and_no_other(t
     made.watch(Claimed(offer, time.time(), node, None), node, Begun(time.time(), 1), ())
     assert store.get(layout.data(1)) is None
     assert store.get(layout.data(2)) is not None
+
+
+def test_a_node_whose_data_still_come_gets_a_new_list_every_half_hour(tmp_path):
+    (tmp_path / "x").write_bytes(b"x")
+    now = [0.0]
+    made = lists(tmp_path, f"- {{from: 'file://{tmp_path}/x', to: a}}", {})
+    made._monotonic = lambda: now[0]
+    made.write(1)
+    written = []
+    for minutes in range(0, 120, 5):
+        made._store.delete([layout.data(1)])
+        now[0] = minutes * 60.0
+        made.keep_fresh(1, {"bytes": 5, "of": 10 if minutes < 100 else 5})
+        if made._store.exists(layout.data(1)):
+            written.append(minutes)
+    assert written == [30, 60, 90]
+    made.keep_fresh(1, None)
+    assert not made._store.exists(layout.data(1)), "a node without data needs none"

@@ -258,6 +258,37 @@ def test_an_object_that_changes_after_it_was_listed_ends_the_placement_by_name(m
     assert end_of(node) == "s3://bucket/set/a: it has changed since it was listed"
 
 
+def test_links_that_end_while_the_data_come_are_replaced_by_those_of_a_newer_list(machine, web):
+    """The connection breaks again and again, so that links are asked by anew."""
+    data = noise(30_000_000)
+    web.files = {"a": data, "again/a": data, "b": b"small"}
+    web.breaks_after, web.pause_s = 2_000_000, 0.01
+    old = [entry(web, ["a", "b"])]
+    new = json.loads(json.dumps(old))
+    new[0]["files"][0][3] = web.url("again/a")
+    node = machine.start(1, old)
+    node.until(lambda: web.sent > 5_000_000)
+    machine.job.store.put(layout.data(1), zstandard.compress(json.dumps({"version": 1, "entries": new}).encode()))
+    web.status["a"] = 403
+    assert node.wait() == 0, node.text()
+    assert "has set/a 30000000" in node.log()
+    assert node.log().count("links have ended; going on with new ones") == 1
+    assert web.asked["again/a"] > 0
+    assert fetched_by(node) == [30_000_005]
+    assert machine.job.store.get(layout.data(1)) is None, "the links must not stay in the store"
+    assert "canary" not in node.log() + node.text()
+
+
+def test_a_newer_list_that_was_not_needed_does_not_stay_in_the_store(machine, web):
+    web.files = {"a": noise(4_000_000)}
+    web.pause_s = 0.05
+    node = machine.start(1, [entry(web, ["a"])])
+    node.until(lambda: web.sent > 500_000)
+    machine.job.store.put(layout.data(1), b"not even read")
+    assert node.wait() == 0
+    assert machine.job.store.get(layout.data(1)) is None
+
+
 @pytest.mark.parametrize("status", [400, 403])
 def test_a_dead_link_is_a_clear_end_without_the_link(machine, web, status):
     web.files = {"a": noise(1000), "b": noise(10)}
