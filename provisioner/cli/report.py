@@ -16,6 +16,7 @@ from provisioner.cli.traffic import copy_lines, egress_words, size_words
 WIDTH = 100
 """Of a report where no terminal tells one."""
 _LABEL = 14
+CLOCK_TOLD_S = 5.0
 
 
 def print_report(report: Mapping[str, Any]) -> None:
@@ -72,6 +73,7 @@ def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             + (f" + unknown: {', '.join(unpriced)}" if unpriced else ""),
         ),
         *(("went home", _move_words(move)) for move in report.get("moves", [])),
+        *_clocks(report),
         *_traffic(report),
         *_refusals(report),
         ("left behind", "nothing" if not report["leaked"] else "; ".join(report["leaked"])),
@@ -88,6 +90,16 @@ def _move_words(move: Mapping[str, Any]) -> str:
     words = "" if cost is None else f", which cost {cost['amount']:.4f} {cost['currency']}"
     way = f"{move['from']} -> {move['to']}"
     return f"{way}: {move['steps_lost']} steps lost, {move['overlap_seconds']:.0f} s of both{words}"
+
+
+def _clocks(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the machines whose clocks were wrong by more than an event tells of. Reports of old do not say."""
+    wrong = [(row["node"], row.get("clock_ahead", 0.0)) for row in report["placements"]]
+    return [
+        ("clock", f"{node}: {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}, which is taken out of all times")
+        for node, ahead in wrong
+        if abs(ahead) > CLOCK_TOLD_S
+    ]
 
 
 def _traffic(report: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from provisioner.planner import FailureMemory, Plan, Pool, Standing, Work, catal
 PACE_S = 600.0
 """A machine that trained for less shows no pace, in seconds."""
 TAKEN = frozenset({Ending.LOST, Ending.STOPPED})
-"""How a spot machine ends that its cloud takes back, with or without a notice."""
+"""How a spot machine ends that its cloud takes back, as far as an earlier release recorded it."""
 
 
 def standing(config: Config, begun: Begun, past: Sequence[Placement], now: float) -> Standing:
@@ -75,9 +75,10 @@ def _spot(config: Config) -> dict[tuple[str, str], SpotPrice]:
     return {key: price for key, price in found.items() if price is not None}
 
 
-def _ours(watched: Watched) -> bool:
-    """Say whether a machine ended because we wanted it: that says nothing of its pool."""
-    return watched.cause == "home" or is_daily(watched.reason)
+def _was_taken(watched: Watched) -> bool:
+    """Say whether its cloud took the machine back: one that hung, or that we gave back, was not."""
+    taken = watched.taken if watched.rules >= 1 else watched.ending in TAKEN
+    return taken and watched.cause != "home" and not is_daily(watched.reason)
 
 
 def _seen(past: Sequence[Placement]) -> dict[Pool, Seen]:
@@ -85,7 +86,5 @@ def _seen(past: Sequence[Placement]) -> dict[Pool, Seen]:
     for one in past:
         if one.node.offer.market is Market.SPOT:
             name = pool(one.node.offer)
-            found[name] = found.get(name, Seen()) + life(
-                placement_seconds(one) / 3600.0, lost=one.watched.ending in TAKEN and not _ours(one.watched)
-            )
+            found[name] = found.get(name, Seen()) + life(placement_seconds(one) / 3600.0, lost=_was_taken(one.watched))
     return found

@@ -65,6 +65,15 @@ def placement(ending, hours, last_step, price):
     return Placement(1, (), Claimed(SPOT, 0.0, node, None, price), node, watched, Released(hours * 3600))
 
 
+def test_only_a_machine_that_its_cloud_took_counts_as_a_loss_of_the_pool():
+    left = placement(Ending.STOPPED, 3, 20, Money(Decimal(1), "USD"))
+    left = replace(left, watched=replace(left.watched, cause="home", rules=1))
+    took = replace(left, watched=replace(left.watched, cause="notice", taken=True))
+    assert standing(made(), Begun(0.0, 1), [left, took], 9e4).seen == {
+        pool(SPOT): life(3.0, lost=False) + life(3.0, lost=True)
+    }
+
+
 def test_a_run_is_planned_from_where_it_stands():
     past = [
         placement(Ending.LOST, 3, 20, Money(Decimal(1), "USD")),
