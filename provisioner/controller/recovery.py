@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from provisioner.controller.daily import is_daily
 from provisioner.controller.records import Placement, Watched
 from provisioner.model import Ending, Offer
 
@@ -59,13 +60,18 @@ def _fruitless(past: Sequence[Placement]) -> int:
     for placement in reversed(past):
         if placement.watched.first_step_at is not None:
             break
-        count += not placement.watched.taken
+        count += not (placement.watched.taken or given_back(placement.watched))
     return count
 
 
 def _blamed(watched: Watched) -> bool:
     """Say whether the job itself may be the reason: its cloud did not take the machine."""
-    return watched.cause == HUNG or (watched.rules >= 1 and not watched.taken and watched.cause != HOME)
+    return watched.cause == HUNG or (watched.rules >= 1 and not watched.taken and not given_back(watched))
+
+
+def given_back(watched: Watched) -> bool:
+    """Say whether we gave the machine back while it trained: the job went home, or rests until the next day."""
+    return watched.cause == HOME or is_daily(watched.reason)
 
 
 def taken(ending: Ending, cause: str, *, over: bool) -> bool:
@@ -78,7 +84,7 @@ def lost_lately(past: Sequence[Placement], now: float) -> tuple[Offer, ...]:
     found: list[Offer] = []
     for number, placement in enumerate(reversed(past)):
         watched = placement.watched
-        known = watched.rules >= 1 and watched.cause != HOME and now - watched.at < AVOIDED_S
+        known = watched.rules >= 1 and not given_back(watched) and now - watched.at < AVOIDED_S
         if known or (number == 0 and watched.rules < 1):
             found.append(placement.node.offer)
     return tuple(dict.fromkeys(found))
@@ -91,7 +97,7 @@ def hold(past: Sequence[Placement], per_hour: int) -> Hold | None:
 
 
 def _limit(past: Sequence[Placement], per_hour: int) -> Hold | None:
-    begun = [after.node.claimed_at for before, after in pairwise(past) if before.watched.cause != HOME]
+    begun = [after.node.claimed_at for before, after in pairwise(past) if not given_back(before.watched)]
     if len(begun) < per_hour:
         return None
     return Hold(begun[-per_hour] + HOUR_S, f"{per_hour} new machines within an hour (policy.recoveries_per_hour)")
@@ -112,4 +118,4 @@ def _quick(past: Sequence[Placement]) -> bool:
     *before, last = past
     best = max((one.watched.last_step or 0 for one in before), default=0)
     soon = last.watched.at - last.node.claimed_at < QUICK_S
-    return soon and (last.watched.last_step or 0) <= best and last.watched.cause != HOME
+    return soon and (last.watched.last_step or 0) <= best and not given_back(last.watched)

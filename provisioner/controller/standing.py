@@ -10,8 +10,8 @@ from decimal import Decimal
 
 from provisioner.catalog import SpotPrice, spot_price
 from provisioner.config import Config
-from provisioner.controller.daily import is_daily
 from provisioner.controller.records import Begun, Placement, Watched
+from provisioner.controller.recovery import given_back
 from provisioner.controller.report import cost, placement_seconds
 from provisioner.hazard import Seen, life
 from provisioner.model import Ending, Market, Money
@@ -78,7 +78,7 @@ def _spot(config: Config) -> dict[tuple[str, str], SpotPrice]:
 def _was_taken(watched: Watched) -> bool:
     """Say whether its cloud took the machine back: one that hung, or that we gave back, was not."""
     taken = watched.taken if watched.rules >= 1 else watched.ending in TAKEN
-    return taken and watched.cause != "home" and not is_daily(watched.reason)
+    return taken and not given_back(watched)
 
 
 def _seen(past: Sequence[Placement]) -> dict[Pool, Seen]:

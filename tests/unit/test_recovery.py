@@ -36,11 +36,12 @@ def placement(
     cause: str = "",
     took: bool = True,
     rules: int = 1,
+    why: str = "why",
 ) -> Placement:
     """Return a machine that ended at ``at``; with a step it has trained."""
     node = Node("i", offer(zone), JobRef("digits", "1a2b3c4d"), 1, "t", at - lived)
     first = None if step is None else at - lived / 2
-    watched = Watched(ending, "why", at, at, first, None, step, cause=cause, taken=took, rules=rules)
+    watched = Watched(ending, why, at, at, first, None, step, cause=cause, taken=took, rules=rules)
     return Placement(1, (), Claimed(node.offer, at - lived, node, None), node, watched, Released(at))
 
 
@@ -70,13 +71,15 @@ TAKEN: list[dict[str, Any]] = [{"step": None}]
         ([*ends("store", 40), *ends("hung", 40), *ends("stopped", 40)], "ended and got no further"),
         ([{"step": 40}] * 9, ""),
         ([*ends("hung", 40, 40), {"step": 40}, *ends("hung", 40)], ""),
+        ([{"step": 40, "took": False, "why": "budget of 5 USD a day reached"}] * 9, ""),
         ([{"step": 40, "rules": 0, "took": False}] * 9, ""),
         ([{"step": None, "rules": 0, "took": False}] * 3, "trained no step"),
     ],
     ids=[
         "preempted before the first step, often", "preempted between", "twice the machine, once the store",
         "never started", "silent at the same step", "hung", "disk full", "disk full, and further", "disk full twice",
-        "one after the other", "preempted at the same step, often", "preempted in between", "an earlier release's",
+        "one after the other", "preempted at the same step, often", "preempted in between", "given back for the day",
+        "an earlier release's",
         "an earlier release's without a step",
     ],
 )  # fmt: skip
@@ -192,6 +195,7 @@ def test_the_wait_is_told_and_ends_at_its_time_or_by_a_limit_or_the_operator(
     at = {"": 7000.0, "taken down": 4510.0}.get(stop, 5300.0)
     assert (recovered.at, recovered.stop) == (at, stop)
     assert recovered.waited == at - 4000.0
-    told = [json.loads(line) for line in (made.directory.path / "events.jsonl").read_text().splitlines()]
-    assert [(event["kind"], event["seconds"]) for event in told] == [("held_back", 3000)]
+    events = [json.loads(line) for line in (made.directory.path / "events.jsonl").read_text().splitlines()]
+    told = [event for event in events if event["kind"] == "held_back"]
+    assert [event["seconds"] for event in told] == [3000]
     assert "policy.recoveries_per_hour" in told[0]["reason"]
