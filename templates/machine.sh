@@ -188,9 +188,9 @@ layers() { # PATTERN: how many layers docker has told this of
   sed -nE "s/^([0-9a-f]+): ($1)\$/\1/p" "$FAILOVER_RUN/pulled.txt" 2>/dev/null | sort -u | wc -l
 }
 
-tell_pull() { # in a process of its own: the heartbeat while there is no node to write one
+tell_pull() { # in a process group of its own: the heartbeat while there is no node to write one
   local pause=2
-  while sleep "$pause"; do
+  while sleep "$pause" && kill -0 $$ 2>/dev/null; do
     printf '{"phase": "pulling", "time": %s, "image": {"layers": %s, "of": %s}}' "$(date +%s)" \
       "$(layers 'Pull complete|Already exists')" "$(layers 'Pulling fs layer|Already exists')" >"$FAILOVER_RUN/pull.json"
     put "$(said end-url)" "$FAILOVER_RUN/pull.json"
@@ -336,8 +336,10 @@ in_container() { # IMAGE
   pull &
   puller=$!
   if [ -n "$(said end-url)" ] && ! node_was_here; then
+    set -m
     tell_pull &
     teller=$!
+    set +m
     disown "$teller"
   fi
   # Meanwhile the node's Python comes, should the image have none: it may have no curl either.
@@ -361,7 +363,8 @@ in_container() { # IMAGE
       code=$?
     fi
   fi
-  if [ -n "$teller" ]; then kill "$teller" 2>/dev/null; fi
+  # With all that it has begun: what it writes must not come after what is said from here on.
+  if [ -n "$teller" ]; then kill -KILL -- "-$teller" 2>/dev/null; fi
   if [ -s "$FAILOVER_RUN/image" ]; then say "the image is here after $(($(date +%s) - begun)) s"; fi
   sed -i '/^login-password /d' "$FAILOVER_RUN/orders" # the training reads this directory, and needs no registry
   line=$(tail -n 1 "$FAILOVER_RUN/docker.txt" 2>/dev/null)

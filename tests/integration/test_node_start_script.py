@@ -317,6 +317,20 @@ def test_the_heartbeat_says_how_far_the_image_is_until_a_node_writes_it(machine,
     assert machine.site.given == {}
 
 
+def test_a_word_on_the_pull_that_is_on_its_way_does_not_come_after_the_last_word(machine, node_job):
+    """The store takes its time for the first one, until the pull has failed and the end is told."""
+    told = f'while [ ! -e "$HOME/putting" ]; do sleep 0.1; done; {NO_SUCH}'
+    machine.shim("docker", f'if [ "$1" = image ]; then exit 1; fi\n{DOCKER.format(pull=told, run="")}')
+    slow = 'case "$*" in *pull.json*) touch "$HOME/putting"; sleep 3 ;; esac; exec "$(command -v -p curl)" "$@"'
+    machine.shim("curl", slow)
+    machine.say(node_job.trainer(), image="r/i:t", orders={"end-url": f"{machine.site.url}/heartbeat.json"})
+    assert machine.boot().wait(60) == 75
+    heartbeat = json.loads(node_job.store.get(layout.heartbeat(1)))
+    assert heartbeat["end"]["cause"] == "no_image"
+    machine.until(lambda: machine.mine() == [])
+    assert machine.site.given == {}, "it would have come after the node's last heartbeat"
+
+
 def test_a_store_in_a_directory_is_told_of_the_pull_too(machine, node_job):
     machine.shim("docker", DOCKER.format(pull=LAYERS, run=RUN_IT))
     place = node_job.root / "store" / layout.heartbeat(1)
