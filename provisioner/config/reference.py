@@ -79,17 +79,18 @@ _INTRODUCTION = """\
 _RANKING = """\
 ## How machines are ranked
 
-1. The zone that just lost the machine comes last of all.
+1. The zone that lost the newest machine comes last of all.
 2. With `policy.deadline` and `job.estimate.time`: what is not expected to make it comes behind what is; and how much
    spot the deadline allows ([Spot under a deadline](planner.md#spot-under-a-deadline)).
-3. The primary first, then the entries of `fallback` in the order of the file; with `policy.order: cost` the offers of
+3. Zones that lost a machine within the last hour come behind the others, the later the farther.
+4. The primary first, then the entries of `fallback` in the order of the file; with `policy.order: cost` the offers of
    all entries together.
-4. Zones that a cloud named as having room, when it refused the same machine type and market in another.
-5. Inside a place, the region that just lost the machine comes last.
-6. By what the job is expected to cost until it is done; then what only `max_price` bounds; then what nobody knows the
+5. Zones that a cloud named as having room, when it refused the same machine type and market in another.
+6. Inside a place, regions that lost a machine within the last hour come last.
+7. By what the job is expected to cost until it is done; then what only `max_price` bounds; then what nobody knows the
    price or the speed of. [How that is reckoned](planner.md).
-7. Of equal offers, the region that is nearer to the store.
-8. Zones in turn over the regions.
+8. Of equal offers, the region that is nearer to the store.
+9. Zones in turn over the regions.
 
 What a cloud refused is left alone for a time that depends on why, as far as the refusal reaches: one offer, a machine
 type in a zone, a zone, what one quota counts, a market of a region, a region, or the account.

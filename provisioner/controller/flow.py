@@ -2,6 +2,9 @@
 
 Every outside effect is a step. ``step`` records a step's answer before the next one begins, so a controller that is
 killed takes the job up after the last recorded step. Between steps only recorded values decide.
+
+A run outlives an upgrade, and the engine refuses a step where another one was recorded. So a new step, or a new
+decision, stands behind a condition that no older recording meets: ``Watched.rules`` and the like.
 """
 
 from __future__ import annotations
