@@ -72,7 +72,7 @@ def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             + (cost or "-")
             + (f" + unknown: {', '.join(unpriced)}" if unpriced else ""),
         ),
-        *(("went home", _move_words(move)) for move in report.get("moves", [])),
+        *(("moved", _move_words(move)) for move in report.get("moves", [])),
         *_clocks(report),
         *_traffic(report),
         *_refusals(report),

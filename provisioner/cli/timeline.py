@@ -31,7 +31,7 @@ LINES: dict[str, str] = {
     "released": "{node}: released",
     "release_failed": "{node}: release not confirmed: {problem}",
     "copy_failed": "epoch {epoch}: no copies at {uri} for now: {problem}",
-    "homeward": "epoch {epoch}: time to go home: {reason}",
+    "homeward": "epoch {epoch}: time to move: {reason}",
     "home_calls": "home has a card: {words}; failover home {job} moves the job",
     "stays_away": "not going home: {reason}",
     "stood_by": "epoch {epoch}: {node} {readiness}{because}",

@@ -82,7 +82,8 @@ class Doorstep:
 
 def moves_home(past: Sequence[Placement]) -> list[float]:
     """Return when the job went home, in Unix seconds, also where the fallback was lost on the way: both ran then."""
-    return [before.watched.at for before, after in pairwise(past) if after.node.claimed_at < before.released.at]
+    home = [(before, after) for before, after in pairwise(past) if after.node.offer.cloud == "autodl"]
+    return [before.watched.at for before, after in home if after.node.claimed_at < before.released.at]
 
 
 def ended_by(world: World, offer: Offer, claimed: Claimed, begun: Begun, past: Sequence[Placement]) -> str:

@@ -62,10 +62,12 @@ class PlacementView:
         return why or (self._hints.look(self._state, self._read) if self._hints is not None else "")
 
     def homeward(self, heartbeat: dict[str, object]) -> str:
-        """Only a job that is away can go home."""
-        if self.world.config.primary is None or self.claimed.offer.cloud == "autodl":
+        """Only a job that is away can go home, or back to spot."""
+        if self.claimed.offer.cloud == "autodl" or heartbeat.get("phase") not in {"training", "saving"}:
             return ""
-        if heartbeat.get("phase") not in {"training", "saving"}:
+        if why := self.world.way_home.spotward.why(self.claimed, self.begun, self.past, heartbeat):
+            return why
+        if self.world.config.primary is None:
             return ""
         step = heartbeat.get("step")
         door = Doorstep(self.world, self.claimed, self.begun, self.past, step if isinstance(step, int) else None)

@@ -10,6 +10,7 @@ from provisioner.controller import moving, survey
 from provisioner.controller.daily import is_daily
 from provisioner.controller.homeward import Homeward
 from provisioner.controller.records import Asked, Begun, Choice, Claimed, Placement, Published, Stood, Watched
+from provisioner.controller.spotward import Spotward
 from provisioner.controller.standing import standing
 from provisioner.controller.view import PlacementView
 from provisioner.errors import Unreachable
@@ -26,13 +27,18 @@ class WayHome:
         """Take the world that the job lives in."""
         self._world = world
         self.homeward = Homeward(world.config.policy.failback, now=world.now)
+        self.spotward = Spotward(world)
         self._told_of_limit = False
 
     def ask_home(self, claimed: Claimed, begun: Begun, past: tuple[Placement, ...]) -> Asked:
-        """List what the primary has now, for a job that trains elsewhere, and that no limit ends on the way."""
+        """List what the primary has now, for a job that trains elsewhere, and that no limit ends on the way.
+
+        For one that wants to go back to spot, spot machines of other regions come after that.
+        """
         choices, memory, at, problem = self._home(begun, past)
         offers = tuple(choice.offer for choice in choices if self.bears(choice.offer, claimed, begun, past))
         self._world.events.emit("asked", cloud="autodl", offers=len(offers), problems=[p.message for p in problem])
+        offers += self.spotward.take()
         return Asked(offers, self._world.now(), tuple(problem), memory=memory, standing=at)
 
     def claim_home(self, choice: Choice, epoch: int, attempt: int, published: Published, before: int) -> Claimed:
@@ -75,6 +81,7 @@ class WayHome:
             world.events.emit("stood_by", epoch=there.epoch, node=there.id, ready=False, reason=watched.reason)
             return watched
         self.homeward.arrived()
+        self.spotward.arrived()
         return world.concluded(here, watched, view)
 
     def bears(self, offer: Offer, claimed: Claimed, begun: Begun, past: tuple[Placement, ...]) -> bool:
@@ -96,8 +103,9 @@ class WayHome:
         self, begun: Begun, past: tuple[Placement, ...]
     ) -> tuple[list[Choice], planner.FailureMemory | None, planner.Standing, list[Failure]]:
         world = self._world
-        offers, problems = world.offers(["autodl"])
+        names = ["autodl"] if world.config.primary is not None else []
+        offers, problems = world.offers(names)
         free, now = survey.free(offers), world.now()
-        memory, at = world.refusals.memory(["autodl"], begun.at), standing(world.config, begun, past, now)
+        memory, at = world.refusals.memory(names, begun.at), standing(world.config, begun, past, now)
         asked = Asked(free, now, tuple(problems), memory=memory, standing=at)
         return world.rank(asked, (), ()), memory, at, problems

@@ -12,7 +12,7 @@ from provisioner.planner.blocks import Block, blocks
 from provisioner.planner.deadline import Course, Markets
 from provisioner.planner.expected import Expected, Place
 from provisioner.planner.memory import FailureMemory, Remembered, money_json, offer_json
-from provisioner.planner.moves import saving
+from provisioner.planner.moves import course, saving
 from provisioner.planner.notes import notes
 from provisioner.planner.pools import Pool, pool
 from provisioner.planner.rank import rank
@@ -40,6 +40,7 @@ __all__ = [
     "account",
     "blocks",
     "catalog_offers",
+    "course",
     "money_json",
     "offer_json",
     "plan",

@@ -5,9 +5,18 @@ from __future__ import annotations
 from decimal import Decimal
 
 from provisioner.model import Money, Offer
+from provisioner.planner.deadline import Course
 from provisioner.planner.expected import way
 from provisioner.planner.pools import loss_rate
 from provisioner.planner.terms import Terms
+
+
+def course(here: Offer, terms: Terms) -> Course | None:
+    """Return where a job stands that trains on this machine; None without a deadline or a known length."""
+    found = way(here, terms.work, 0.0, terms.stores)
+    if found is None or terms.seconds_left is None or not terms.work.known:
+        return None
+    return Course(terms.seconds_left / 3600.0, found.train, found.start, terms.margin_s / 3600.0)
 
 
 def saving(

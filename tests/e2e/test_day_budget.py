@@ -64,7 +64,7 @@ def test_at_a_day_budget_the_job_saves_rests_without_a_machine_and_goes_on_witho
     assert (first["ended"], first["reason"]) == ("stopped", "notice: the day's budget of all jobs")
     assert second["restored_step"] == first["last_step"], "the last commit holds every step"
     assert (report["result"], report["steps_lost"], report["model_identical"]) == ("completed", 0, True)
-    kinds = [event["kind"] for event in read(log)]
-    assert kinds.index("warned") < kinds.index("hint") < kinds.index("released") < kinds.index("resting")
+    kinds = ["final" if event.get("final") else event["kind"] for event in read(log)]
+    assert kinds.index("warned") < kinds.index("final") < kinds.index("released") < kinds.index("resting")
     assert kinds.count("resting") == 1
     assert json.dumps(report["leaked"]) == "[]"
