@@ -6,7 +6,7 @@ that a run which is taken up after an upgrade goes the way that it went.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -18,6 +18,8 @@ from provisioner.model import Ending, Offer
 RULES: Final = 1
 """What this release records in ``Watched.rules``."""
 MOST_IN_VAIN: Final = 3
+MOST_SILENT: Final = 6
+"""Silence may be the network's fault, or the cloud's, so it counts for less."""
 HUNG: Final = "hung"
 """What a node calls the end of a command that made no step any more."""
 HOME: Final = "home"
@@ -46,12 +48,25 @@ def hopeless(past: Sequence[Placement]) -> str:
     reason = past[-1].watched.reason
     if _fruitless(past) >= MOST_IN_VAIN:
         return f"{MOST_IN_VAIN} machines in a row trained no step: {reason}"
-    last = [placement.watched for placement in past[-MOST_IN_VAIN:]]
+    if _stuck(past, MOST_IN_VAIN, lambda one: one.cause == HUNG, committed=True):
+        return f"{MOST_IN_VAIN} machines in a row hung and got no further: {reason}"
+    if _stuck(past, MOST_IN_VAIN, lambda one: _blamed(one) and one.ending is not Ending.LOST):
+        return f"{MOST_IN_VAIN} machines in a row ended and got no further: {reason}"
+    if _stuck(past, MOST_SILENT, _blamed):
+        return f"{MOST_SILENT} machines in a row were lost and got no further: {reason}"
+    return ""
+
+
+def _stuck(past: Sequence[Placement], count: int, like: Callable[[Watched], bool], *, committed: bool = False) -> bool:
+    """Say whether the last machines ended alike, none got further than the first of them, and none saved anything new.
+
+    ``committed``: they may have saved. What strikes at random also leaves a machine behind the one before it, but not
+    without a commit for long.
+    """
+    last = [placement.watched for placement in past[-count:]]
     steps = [watched.last_step or 0 for watched in last]
-    if len(last) < MOST_IN_VAIN or max(steps) > steps[0] or not all(map(_blamed, last)):
-        return ""
-    how = "hung" if all(one.cause == HUNG for one in last) else "ended"
-    return f"{MOST_IN_VAIN} machines in a row {how} and got no further: {reason}"
+    saved = len({watched.restored_step for watched in last[1:]}) > 1
+    return len(last) == count and all(map(like, last)) and max(steps) <= steps[0] and (committed or not saved)
 
 
 def _fruitless(past: Sequence[Placement]) -> int:

@@ -37,11 +37,12 @@ def placement(
     took: bool = True,
     rules: int = 1,
     why: str = "why",
+    restored: int | None = None,
 ) -> Placement:
     """Return a machine that ended at ``at``; with a step it has trained."""
     node = Node("i", offer(zone), JobRef("digits", "1a2b3c4d"), 1, "t", at - lived)
     first = None if step is None else at - lived / 2
-    watched = Watched(ending, why, at, at, first, None, step, cause=cause, taken=took, rules=rules)
+    watched = Watched(ending, why, at, at, first, restored, step, cause=cause, taken=took, rules=rules)
     return Placement(1, (), Claimed(node.offer, at - lived, node, None), node, watched, Released(at))
 
 
@@ -63,7 +64,10 @@ TAKEN: list[dict[str, Any]] = [{"step": None}]
         ([*ends("machine", None), *TAKEN, *ends("machine", None), *TAKEN], ""),
         ([*ends("machine", None), *TAKEN, *ends("store", None, None)], "trained no step"),
         (ends("", None, None, None, ending=Ending.NEVER_STARTED), "trained no step"),
-        (ends("", 40, 40, 40, ending=Ending.LOST), "ended and got no further"),
+        (ends("", 40, 40, 40, 40, 40, ending=Ending.LOST), ""),
+        (ends("", 40, 40, 38, 40, 39, 40, ending=Ending.LOST), "6 machines in a row were lost and got no further"),
+        ([*ends("", 40, 40, 38, ending=Ending.LOST), *ends("", 40, 39, 40, ending=Ending.LOST, restored=30)], ""),
+        ([*ends("store", 40, 38), *ends("store", 39, restored=30)], ""),
         (ends("hung", 40, 40, 40), "hung and got no further"),
         (ends("disk_full", 40, 40, 40), "ended and got no further"),
         (ends("disk_full", 40, 60, 60), ""),
@@ -77,7 +81,8 @@ TAKEN: list[dict[str, Any]] = [{"step": None}]
     ],
     ids=[
         "preempted before the first step, often", "preempted between", "twice the machine, once the store",
-        "never started", "silent at the same step", "hung", "disk full", "disk full, and further", "disk full twice",
+        "never started", "silent at the same step", "silent at the same step for too often", "silent, but saved",
+        "no further, but saved", "hung", "disk full", "disk full, and further", "disk full twice",
         "one after the other", "preempted at the same step, often", "preempted in between", "given back for the day",
         "an earlier release's",
         "an earlier release's without a step",
