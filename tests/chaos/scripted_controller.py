@@ -1,7 +1,7 @@
 """``failover serve --once`` with jobs whose world is a file: ``python scripted_controller.py WITNESS WATCH_S``.
 
-Each effect is a line of the witness, ``job pid effect token``, written in one piece to the end of one file: the kernel puts
-the lines of all controllers in order. No lock of ours has a part in it.
+Each effect is a line of the witness, ``job pid effect token``, written in one piece to the end of one file: the kernel
+puts the lines of all controllers in order. No lock of ours has a part in it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from provisioner.controller.records import Asked, Begun, Choice, Claimed, Finished, Placement, Published, Released, Watched
+from provisioner.controller.records import (
+    Asked,
+    Begun,
+    Choice,
+    Claimed,
+    Finished,
+    Placement,
+    Published,
+    Released,
+    Watched,
+)
 from provisioner.controller.run import Controller
 from provisioner.controller.serving.jobs import State
 from provisioner.controller.serving.server import ServeOptions, Server
 from provisioner.model import Ending, Gpu, JobRef, Market, Node, Offer, claim_token
 
+NONE = "-"
 SLICE_S = 0.25
 OFFER = Offer("aws", "us-east-1", "us-east-1a", "g4dn.xlarge", Gpu("T4", 1, 16), Market.SPOT, None)
 
@@ -33,7 +44,7 @@ class ScriptedWorld:
         self.job = job
         self._witness, self._watch_s, self._check = witness, watch_s, check
 
-    def _note(self, effect: str, token: str = "-") -> None:
+    def _note(self, effect: str, token: str = NONE) -> None:
         self._check()
         line = f"{self.job.name} {os.getpid()} {effect} {token}\n".encode()
         descriptor = os.open(self._witness, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

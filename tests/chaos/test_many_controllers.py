@@ -1,7 +1,7 @@
 """Several controllers on one PostgreSQL: killed, stopped and cut off, they run each job to its end, one at a time.
 
-The witness is a file to which every effect of every controller is written (scripted_controller.py). It says who did what,
-in the kernel's order; the locks that keep controllers apart have no part in it.
+The witness is a file to which every effect of every controller is written (scripted_controller.py). It says who did
+what, in the kernel's order; the locks that keep controllers apart have no part in it.
 """
 
 from __future__ import annotations
@@ -164,7 +164,10 @@ def test_a_controller_that_is_stopped_and_continued_does_nothing_more(fleet: Fle
     fleet.watch_s = 40.0
     fleet.submit(6)
     first = fleet.start()
-    _until(lambda: len(fleet.story()) == 6 and {e for _, e, _ in fleet.story()["job5"]} >= {"look"}, "all to be watched")
+    _until(
+        lambda: all("look" in {effect for _, effect, _ in fleet.story()[f"job{number}"]} for number in range(6)),
+        "all to be watched",
+    )
     fleet.stopped.add(first.pid)
     first.send_signal(signal.SIGSTOP)
     began = time.monotonic()

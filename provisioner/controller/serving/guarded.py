@@ -5,7 +5,9 @@ The methods are replaced on the cloud itself, and the cloud is not wrapped: its 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Final
 
 from provisioner.clouds.base import Accounted, Cloud
@@ -15,7 +17,11 @@ from provisioner.model import Failure, FailureKind, Launch, Node, Offer, Scope
 FULL_S: Final = 30.0
 """How long all jobs look elsewhere after a limit of --machines had no room for one, in seconds."""
 LIMIT_CODE: Final = "MachineLimit"
-GUARDED: Final = ("prepare", "adopt", "inspect", "release", "dismantle")
+GUARDED: Final = ("prepare", "adopt", "inspect", "dismantle")
+BY_TERRAFORM: Final = ("prepare", "adopt", "dismantle")
+TERRAFORM_AT_ONCE: Final = 3
+"""Most calls that may start Terraform at the same time: with a provider it takes half a gigabyte."""
+_terraform = threading.BoundedSemaphore(TERRAFORM_AT_ONCE)
 
 
 def guarded(cloud: Cloud, job: str, ledger: Ledger, check: Callable[[], None]) -> Cloud:
@@ -42,16 +48,17 @@ def guarded(cloud: Cloud, job: str, ledger: Ledger, check: Callable[[], None]) -
         ledger.gone(node.token)
 
     for name in GUARDED:
-        _replace(cloud, name, _checked(getattr(cloud, name), check))
+        _replace(cloud, name, _checked(getattr(cloud, name), check, alone=name in BY_TERRAFORM))
     _replace(cloud, "claim", claimed)
     _replace(cloud, "release", released)
     return cloud
 
 
-def _checked(call: Callable[..., Any], check: Callable[[], None]) -> Callable[..., Any]:
+def _checked(call: Callable[..., Any], check: Callable[[], None], *, alone: bool) -> Callable[..., Any]:
     def checked(*args: Any) -> Any:
-        check()
-        return call(*args)
+        with _terraform if alone else nullcontext():
+            check()
+            return call(*args)
 
     return checked
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -9,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from provisioner.config import parse
+from provisioner.config import Config, parse
 from provisioner.controller.directory import Held, JobDirectory
 from provisioner.controller.engine import Engine, FlowRun
 from provisioner.controller.flow import Effects
@@ -23,7 +25,8 @@ from provisioner.controller.serving.guarded import LIMIT_CODE, guarded
 from provisioner.controller.serving.jobs import JobStore, QueuedJob, State, Wish
 from provisioner.controller.serving.ledger import Ledger
 from provisioner.controller.serving.locks import Locks, Lost
-from provisioner.errors import CloudError, ConfigError, FailoverError
+from provisioner.errors import CloudError, ConfigError, FailoverError, LimitReached
+from provisioner.model import Money
 
 GENTLY_S: Final = 120.0
 """How long a machine may take for its last checkpoint before a job is paused or cancelled, in seconds."""
@@ -75,6 +78,7 @@ class ServedJob:
         self._serving = serving
         self._controller: Controller | None = None
         self._wish = Wish.NONE
+        self._spent: dict[str, Decimal] = {name: Decimal(str(sum_)) for name, sum_ in json.loads(job.spent).items()}
 
     def start(self) -> None:
         """Begin, or go on."""
@@ -110,7 +114,8 @@ class ServedJob:
                 _insist(lambda: serving.store.put_back(name, serving.controller, reason, AGAIN_S))
             else:
                 _insist(lambda: serving.ledger.closed(name))
-                _insist(lambda: serving.store.end(name, serving.controller, state, reason))
+                spent = json.dumps({currency: str(amount) for currency, amount in self._spent.items()})
+                _insist(lambda: serving.store.end(name, serving.controller, state, reason, spent))
             self.ended = state
             serving.show(name, {"kind": "served", "state": state.value, "reason": reason})
         except Lost as error:
@@ -142,9 +147,15 @@ class ServedJob:
         return controller
 
     def _flown(self, controller: Controller) -> tuple[State, str]:
+        if (told := self._ended_untold(controller.directory)) is not None:
+            return told
         try:
             controller.begin(self._job.config)
+            controller.config = _within(controller.config, self._spent)
         except ConfigError as error:
+            return State.FAILED, str(error)
+        except LimitReached as error:
+            controller.directory.close()
             return State.FAILED, str(error)
         except CloudError as error:  # the store does not answer
             return self._instead(str(error))
@@ -156,7 +167,7 @@ class ServedJob:
         flow.ended.wait()
         serving.check()
         try:
-            report = flow.result()
+            report: dict[str, Any] = flow.result()
         except FailoverError as error:
             state, reason = State.FAILED, str(error)
             controller.directory.close()
@@ -164,8 +175,6 @@ class ServedJob:
             state, reason = State.FAILED, self._broken(controller, error)
         else:
             controller.conclude(report)
-            if isinstance(step := report.get("final_step"), int):
-                serving.steps[self.name] = step
             state, reason = self._judged(report)
         serving.engine.forget(workflow, delete=True)
         return state, reason
@@ -176,7 +185,23 @@ class ServedJob:
             return serving.effects(controller, serving.check)
         return controller.world(lambda cloud: guarded(cloud, self.name, serving.ledger, serving.check))
 
+    def _ended_untold(self, directory: JobDirectory) -> tuple[State, str] | None:
+        """Return how the run ended, where the controller before died just before it could tell the queue."""
+        record = directory.record()
+        if self._job.state is not State.RUNNING or record is None or record.open:
+            return None
+        if not self._job.workflow or record.workflow_id != self._job.workflow:
+            return None
+        report = directory.read_json("report.json")
+        if isinstance(report, dict):
+            return self._judged(report)
+        return State.FAILED, f"its run broke off; failover status {self.name} shows what happened"
+
     def _judged(self, report: Mapping[str, Any]) -> tuple[State, str]:
+        for currency, amount in report.get("cost_estimate", {}).get("by_currency", {}).items():
+            self._spent[currency] = self._spent.get(currency, Decimal(0)) + Decimal(str(amount))
+        if isinstance(step := report.get("final_step"), int):
+            self._serving.steps[self.name] = step
         result, reason = str(report.get("result")), str(report.get("reason") or "")
         if report.get("leaked"):
             reason = f"{reason}; left behind: {report['leaked']}".lstrip("; ")
@@ -234,6 +259,23 @@ class ServedJob:
 
     def _say(self, words: str) -> None:
         self._serving.show(self.name, {"kind": "told", "words": words})
+
+
+def _within(config: Config, spent: Mapping[str, Decimal]) -> Config:
+    """Return the configuration with what is left of the budget. Raises LimitReached where nothing is."""
+    budget = config.policy.budget
+    if budget is None:
+        return config
+    left, rate = budget.amount, Decimal(str(config.policy.usd_cny))
+    for currency, amount in spent.items():
+        if currency == budget.currency:
+            left -= amount
+        else:
+            left -= amount / rate if currency == "CNY" else amount * rate
+    if left <= 0:
+        raise LimitReached(f"budget of {budget} is spent by the runs before")
+    policy = config.policy.model_copy(update={"budget": Money(left, budget.currency)})
+    return config.model_copy(update={"policy": policy})
 
 
 def _insist(call: Callable[[], Any]) -> Any:

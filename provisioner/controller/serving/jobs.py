@@ -29,6 +29,7 @@ JOBS: Final = sa.Table(
     sa.Column("version", sa.String(32), nullable=False, default=""),
     sa.Column("controller", sa.String(128), nullable=False, default=""),
     sa.Column("step", sa.BigInteger),
+    sa.Column("spent", sa.Text, nullable=False, default="{}"),
     sa.Column("submitted_at", sa.Float, nullable=False),
     sa.Column("began_at", sa.Float),
     sa.Column("ended_at", sa.Float),
@@ -62,7 +63,10 @@ OVER: Final = (State.DONE, State.FAILED, State.CANCELLED)
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job of the queue. Times are Unix seconds. ``workflow`` is empty until its run has begun."""
+    """A job of the queue. Times are Unix seconds. ``workflow`` is empty until its run has begun.
+
+    ``spent`` is JSON, by currency: what the runs before a pause have cost, which the budget counts.
+    """
 
     root: str
     name: str
@@ -75,6 +79,7 @@ class QueuedJob:
     version: str
     controller: str
     step: int | None
+    spent: str
     submitted_at: float
     began_at: float | None
     ended_at: float | None
@@ -125,6 +130,7 @@ class JobStore:
             "version": "",
             "controller": "",
             "step": None,
+            "spent": "{}",
             "submitted_at": self._now(),
             "began_at": None,
             "ended_at": None,
@@ -150,9 +156,9 @@ class JobStore:
 
     @answered
     def resume(self, name: str) -> State | None:
-        """Put a paused job back at the end of the queue; one that is just being paused is not paused yet."""
+        """Put a paused job back into the queue, in its old place; one that is just being paused is not paused yet."""
         back = {"state": State.QUEUED, "wish": Wish.NONE, "reason": "", "workflow": "", "not_before": 0.0}
-        if self._change(name, (State.PAUSED,), {**back, "controller": "", "submitted_at": self._now()}):
+        if self._change(name, (State.PAUSED,), {**back, "controller": ""}):
             return State.QUEUED
         return self._state_if(name, State.QUEUED)
 
@@ -187,8 +193,8 @@ class JobStore:
         """Make a job that waits, or that another controller has left, this controller's. False when it has changed."""
         kept = (JOBS.c.controller == job.controller, JOBS.c.workflow == job.workflow)
         if job.state is State.QUEUED:
-            taken = {"state": State.RUNNING, "controller": controller, "version": version, "began_at": self._now()}
-            return self._change(job.name, (State.QUEUED,), taken, *kept)
+            taken = {"state": State.RUNNING, "controller": controller, "version": version, "workflow": ""}
+            return self._change(job.name, (State.QUEUED,), {**taken, "began_at": self._now()}, *kept)
         return self._change(job.name, (State.RUNNING,), {"controller": controller}, *kept)
 
     @answered
@@ -203,9 +209,10 @@ class JobStore:
         self._change(name, (State.RUNNING,), back, JOBS.c.controller == controller)
 
     @answered
-    def end(self, name: str, controller: str, state: State, reason: str) -> None:
-        """Note how a run ended."""
+    def end(self, name: str, controller: str, state: State, reason: str, spent: str | None = None) -> None:
+        """Note how a run ended, and what it has ``spent`` with those before it."""
         values = {"state": state, "wish": Wish.NONE, "reason": reason, "ended_at": self._now()}
+        values |= {} if spent is None else {"spent": spent}
         self._change(name, (State.RUNNING,), values, JOBS.c.controller == controller)
 
     @answered
