@@ -23,6 +23,7 @@ LINES: dict[str, str] = {
     "adopt_failed": "{node}: not adopted (attempt {attempt}): {problem}",
     "prepared": "{cloud}/{region}: prepared",
     "prepare_failed": "{cloud}/{region}: not prepared: {problem}",
+    "state_elsewhere": "{stack}: its state is at {state}, the file says {wanted}; failover state migrate moves it",
     "hint": "epoch {epoch}: the node is told: {hint}{because}",
     "suspected": "epoch {epoch}: {node} is suspected: {reason}",
     "heard_again": "epoch {epoch}: {node} is heard again",
@@ -57,6 +58,8 @@ def line(event: Mapping[str, object]) -> str | None:
         if event.get("first"):
             return f"epoch {event.get('epoch')}: first heartbeat"
         return None
+    if kind == "terraform" and event.get("what") == "state_locked":
+        return f"{event.get('region')}: waiting for Terraform's state, which is held by {event.get('owner')}"
     if kind == "finished":
         leaked = event.get("leaked")
         return "nothing is left at the clouds" if not leaked else f"LEFT BEHIND: {leaked}"

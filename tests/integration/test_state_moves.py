@@ -96,6 +96,7 @@ def test_states_go_to_the_store_to_another_bucket_and_home_again(bench):
     assert runner.plan().empty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["store", "local"])
 @pytest.mark.parametrize("step", ["backed up", "copied", "noted", "removed", "in the middle of terraform"])
 def test_a_move_that_is_killed_loses_nothing_and_the_same_command_finishes_it(bench, tmp_path, step, to):
@@ -203,3 +204,19 @@ def test_a_lock_is_listed_and_broken_by_its_id(bench, tmp_path):
     assert bench.moves().ls()[0].lock == ""
     told = cli("migrate", str(config), "--to", "nowhere")
     assert (told.returncode, "`nowhere` is no place" in told.stderr) == (2, True), told.stderr
+
+
+def test_what_an_open_run_has_not_prepared_yet_begins_where_its_states_were_moved_to(bench):
+    job = bench.job()
+    moves = bench.moves()
+    config = job.path / "failover.1.yaml"
+    config.write_text(json.dumps(bench.config().model_dump(mode="json", exclude_unset=True)))
+    record = job.record()
+    assert record is not None
+    job.remember(replace(record, open=True))
+    moves = bench.moves()
+    list(moves.migrate("store"))
+    assert bench.states().place("aws-eu-west-1").state == "store"
+    job.remember(replace(record, run=2, open=True))
+    assert bench.states().place("aws-eu-west-1").state == "local", "the next run goes by its file"
+    assert bench.states().place(STACK).state == "store"

@@ -20,6 +20,7 @@ from provisioner.errors import StateLocked, StoreError, TerraformError
 from provisioner.terraform import locks
 from tests import servers
 from tests.integration.states import FAST, SLOW, TERRAFORM, Bench, make, wait_for
+from tests.ruled_proxy import ruled
 
 pytestmark = [pytest.mark.skipif(not TERRAFORM, reason="no terraform in PATH"), pytest.mark.timeout(300)]
 _NUMBERS = count()
@@ -325,3 +326,41 @@ def test_files_of_a_local_state_are_for_their_owner_only_also_after_a_crash(tmp_
             assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     finally:
         os.umask(previous)
+
+
+@pytest.mark.parametrize("answer", [0, -500])
+def test_r01_a_lock_whose_answer_is_lost_on_the_line_is_ours_and_goes(tmp_path, answer):
+    with (
+        servers.started("moto", tmp_path / "server") as server,
+        ruled(str(server.endpoint).removeprefix("http://"), server.bucket) as line,
+    ):
+        lost = []
+
+        def rule(method: str, path: str, _: dict[str, str]) -> int | None:
+            if method == "PUT" and path.endswith(".tflock") and not lost:
+                lost.append(path)
+                return answer
+            return None
+
+        line.rule = rule
+        bench = Bench.on(server, tmp_path, "jobs")
+        bench.environ |= server.environ(line.url)
+        runner = bench.runner("a", FAST)
+        make(runner)
+        assert lost
+        assert set(runner.state()) == MANY
+        assert [name for name in bench.objects() if "lock" in name] == []
+
+
+def test_a_state_that_an_earlier_version_made_here_stays_here_until_it_is_moved(bench):
+    bench.state = "local"
+    make(bench.runner("a", FAST))
+    (bench.stack("a") / "state-place.json").unlink()
+    bench.state = "store"
+    told = []
+    states = bench.states("a")
+    states.emit = lambda kind, **fields: told.append((kind, fields["state"], fields["wanted"]))
+    runner = bench.runner("a", states=states)
+    assert (runner.remote, set(runner.state())) == (None, MANY)
+    assert told == [("state_elsewhere", "local", "store")]
+    assert bench.objects() == []

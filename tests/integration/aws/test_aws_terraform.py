@@ -73,10 +73,12 @@ def test_prepare_claim_adopt_release_dismantle(
     assert len(aws_box.launches()) == 1  # nobody but the claim ever started a machine
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("provider", ["stand-in", "official"])
 def test_a_region_whose_state_is_in_the_store_is_taken_down_by_another_machine(
-    aws_box: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aws_box: Any, tmp_path: Path, provider: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environ = {**os.environ, **aws_box.environ, "FAILOVER_TF_PROVIDER": "stand-in"}
+    environ = {**os.environ, **aws_box.environ, "FAILOVER_TF_PROVIDER": provider}
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     store = aws_box.client("s3")
