@@ -38,12 +38,14 @@ class NodeClock:
             return self
         return NodeClock((*self.lags, lag_s)[-WINDOW:])
 
-    def ahead_s(self, heartbeat_s: float) -> float:
-        """Return by how many seconds the machine is ahead; negative: behind. 0 where it is right, or not known."""
+    def ahead_s(self, heartbeat_s: float) -> float | None:
+        """Return by how many seconds the machine is ahead; negative: behind; None: not known yet."""
         ahead = -min(self.lags, default=0.0)
-        if ahead >= 0:
+        if ahead > 0:
             return ahead
-        return ahead if len(self.lags) >= ENOUGH and -ahead > heartbeat_s + SLACK_S else 0.0
+        if len(self.lags) < ENOUGH:
+            return None
+        return ahead if -ahead > heartbeat_s + SLACK_S else 0.0
 
 
 def age_s(store: Store, epoch: int, now: float) -> float | None:

@@ -40,9 +40,6 @@ WATCHED_S, FALL_S = 1800.0, 600.0
 CALM_S = 1800.0
 """How long an empty stock holds after it was last seen, in seconds: it comes and goes by the minute."""
 
-STEP_S = 15.0
-"""A hint is written anew when more than this is learned of the node's clock, in seconds."""
-
 OPERATOR = "taken down by the operator"
 BALANCE, STOCK, SHUT_DOWN = "the balance runs out", "no card of this kind is free", "the cloud shuts the machine down"
 _OURS = {DEADLINE, BUDGET, DAY, DAY_OF_ALL, BALANCE, STOCK, SHUT_DOWN}
@@ -111,14 +108,14 @@ class Hints:
         emit: Callable[..., object],
         poll_s: float,
         heartbeat_s: float,
-        ahead: Callable[[], float] = lambda: 0.0,
+        ahead: Callable[[], float | None] = lambda: None,
         now: Callable[[], float] = time.time,
     ) -> None:
         """Ask nothing yet.
 
-        ``ahead`` tells by how many seconds the node's clock is ahead of ours. ``limit`` says which limit ends the job
-        first, ``outlook`` asks the cloud (None: it has nothing to say). ``poll_s`` is the time between two looks,
-        ``heartbeat_s`` that between two heartbeats, at which the node reads.
+        ``ahead`` tells by how many seconds the node's clock is ahead of ours (None: not known yet), ``limit`` which
+        limit ends the job first, ``outlook`` asks the cloud (None: it has nothing to say). ``poll_s`` is the time
+        between two looks, ``heartbeat_s`` that between two heartbeats, at which the node reads.
         """
         self._store = store
         self._key = layout.hint(epoch)
@@ -137,7 +134,6 @@ class Hints:
         self._no_stock_at = float("-inf")
         self._stock_words = ""
         self._written: Hint | None = None
-        self._written_ahead = 0.0
         self._known = False
 
     def look(self, state: NodeState | None, heartbeat: Mapping[str, object] | None) -> str:
@@ -194,10 +190,8 @@ class Hints:
         """Write, change or remove it. What another one wrote stays. Raises CloudError."""
         if not self._known:  # an earlier controller may have left one
             self._written, self._known = self._stored(), True
-        before, ahead = self._written, self._ahead()
-        same = (hint is None) == (before is None) and (hint is None or (hint.kind, hint.final) == _name(before))
-        timed = hint is not None and hint.deadline is not None
-        if same and not (timed and abs(ahead - self._written_ahead) > STEP_S):
+        before = self._written
+        if (hint is None) == (before is None) and (hint is None or (hint.kind, hint.final) == _name(before)):
             return
         stored = self._stored(foreign=True)
         if stored is not None and stored.kind not in _OURS:
@@ -205,10 +199,12 @@ class Hints:
         if hint is None:
             self._store.delete([self._key])
         else:
-            self._store.put(self._key, hint.stored(ahead))
-            if not same:
-                self._emit("hint", epoch=self._epoch, hint=hint.kind, final=hint.final, reason=hint.detail)
-        self._written, self._written_ahead = hint, ahead
+            ahead = self._ahead()  # the node hears a hint once: its deadline must be right at once
+            self._store.put(
+                self._key, hint.stored(ahead_of_store(self._store, self._epoch) if ahead is None else ahead)
+            )
+            self._emit("hint", epoch=self._epoch, hint=hint.kind, final=hint.final, reason=hint.detail)
+        self._written = hint
 
     def _stored(self, *, foreign: bool = False) -> Hint | None:
         hint = _read(self._store.get(self._key))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from provisioner import planner
 from provisioner.checkpoint import layout
+from provisioner.controller.clocks import ahead_of_store
 from provisioner.controller.flow import FINAL
 from provisioner.controller.records import Begun, Claimed, Placement, Stood, Watched
 from provisioner.controller.standing import standing
@@ -144,11 +145,20 @@ def hand_over(world: World, view: View, here: Node, there: Node) -> Watched:
             return watch.ended(here, signs, Ending.HOMEWARD, why)
         if world.now() - asked_at >= HINT_S and (signs.heartbeat or {}).get("phase") in {"training", "saving", None}:
             asked_at = world.now()
-            _write(world, layout.hint(here.epoch), {**hint, "deadline": by + watch.ahead_s(signs)})
+            _write(world, layout.hint(here.epoch), {**hint, "deadline": by + _ahead(world, here, watch.ahead_s(signs))})
         world.take_down.wait(min(1.0, policy.poll))
     if watched.ending not in FINAL:
         _call(world, there.epoch)
     return watched
+
+
+def _ahead(world: World, here: Node, known: float | None) -> float:
+    """Return how far the fallback's clock is ahead: it hears the hint once, perhaps before its clock is known."""
+    try:
+        return ahead_of_store(world.launcher.store, here.epoch) if known is None else known
+    except CloudError as error:
+        world.events.emit("blind", what="store", problem=str(error))
+        return 0.0
 
 
 def _of_no_use(world: World, there: Node) -> str:

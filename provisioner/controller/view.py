@@ -30,8 +30,8 @@ class PlacementView:
         self.past = past
         self.heartbeat: Mapping[str, object] = {}
         """The newest."""
-        self.ahead_s = 0.0
-        """How far the machine's clock is ahead of ours."""
+        self.ahead_s: float | None = None
+        """How far the machine's clock is ahead of ours; None: not known yet."""
         self._told_of_clock = False
         self._state: NodeState | None = None
         self._read: Mapping[str, object] | None = None
@@ -80,12 +80,12 @@ class PlacementView:
         else:
             self.world.events.emit("heard_again", epoch=node.epoch, node=node.id)
 
-    def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool, ahead_s: float) -> None:
+    def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool, ahead_s: float | None) -> None:
         """Tell of a new heartbeat."""
         if first:
             self.world.forget_start(node.epoch, node.token)
         self.ahead_s = ahead_s
-        if abs(ahead_s) > TOLD_S and not self._told_of_clock:
+        if ahead_s is not None and abs(ahead_s) > TOLD_S and not self._told_of_clock:
             self._told_of_clock = True
             self.world.events.emit("clock", epoch=node.epoch, node=node.id, ahead=round(ahead_s, 1))
         copies = traffic.copies(self.world.stores(), node.offer, heartbeat)

@@ -136,8 +136,8 @@ class View(Protocol):
         """Say why the job must end now, or nothing."""
         ...
 
-    def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool, ahead_s: float) -> None:
-        """Take note of a new heartbeat. ``ahead_s``: how far the node's clock is ahead of ours, as far as is known."""
+    def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool, ahead_s: float | None) -> None:
+        """Take note of a new heartbeat. ``ahead_s``: how far its clock is ahead of ours; None: not known yet."""
         ...
 
     def suspected(self, node: Node, why: str) -> None:
@@ -226,13 +226,13 @@ class Watch:
             return replace(signs, suspected=False)
         return signs
 
-    def ahead_s(self, signs: Signs) -> float:
-        """Return by how many seconds the node's clock is ahead of ours, as far as is known."""
+    def ahead_s(self, signs: Signs) -> float | None:
+        """Return by how many seconds the node's clock is ahead of ours; None: not known yet."""
         return signs.clock.ahead_s(self.patience.heartbeat_s)
 
     def _watched(self, signs: Signs, ending: Ending, reason: str) -> Watched:
         beat, done = signs.heartbeat or {}, signs.done or {}
-        ahead = self.ahead_s(signs)
+        ahead = self.ahead_s(signs) or 0.0
 
         def ours(key: str) -> float | None:
             """Return a time of the node by our own clock: it was after the claim, and before now."""

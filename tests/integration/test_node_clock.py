@@ -24,7 +24,7 @@ class View:
 
     def __init__(self, node_job, node: Node) -> None:
         self.store = node_job.store
-        self.ahead = 0.0
+        self.ahead: float | None = None
         self.limit: Limit | None = None
         self.beat: dict | None = None
         self.hints = Hints(
@@ -56,7 +56,7 @@ class View:
     def homeward(self, heartbeat) -> str:
         return ""
 
-    def changed(self, node: Node, heartbeat, *, first: bool, ahead_s: float) -> None:
+    def changed(self, node: Node, heartbeat, *, first: bool, ahead_s: float | None) -> None:
         self.ahead = ahead_s
 
     def suspected(self, node: Node, why: str) -> None:

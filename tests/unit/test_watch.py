@@ -110,7 +110,7 @@ class Script:
         self.scenes = scenes
         self.at = 0
         self.changes: list[dict] = []
-        self.ahead: list[float] = []
+        self.ahead: list[float | None] = []
         self.told: list[str] = []
 
     def state(self, node: Node) -> NodeState | None:
@@ -127,7 +127,7 @@ class Script:
     def stop(self) -> str:
         return ""
 
-    def changed(self, node: Node, heartbeat: dict, *, first: bool, ahead_s: float) -> None:
+    def changed(self, node: Node, heartbeat: dict, *, first: bool, ahead_s: float | None) -> None:
         self.changes.append(heartbeat)
         self.ahead.append(ahead_s)
 
@@ -180,7 +180,7 @@ def test_the_first_heartbeat_is_that_of_a_node() -> None:
     firsts: list[bool] = []
 
     class Listening(Script):
-        def changed(self, node: Node, heartbeat: dict, *, first: bool, **_: float) -> None:
+        def changed(self, node: Node, heartbeat: dict, *, first: bool, ahead_s: float | None) -> None:
             firsts.append(first)
 
     beats = [PULLING, {**PULLING, "time": 15.0}, {"seq": 1, "time": 20.0}, {"seq": 2, "time": 25.0}]
@@ -216,7 +216,7 @@ class Living:
             beat = {"seq": seq, "step": seq, "time": at + ahead, "first_step_at": 30.0 + ahead if seq > 1 else None}
             self.beats.append((at, beat))
         self.told: list[str] = []
-        self.known: list[float] = []
+        self.known: list[float | None] = []
 
     def state(self, node: Node) -> NodeState:
         return NodeState.RUNNING
@@ -234,7 +234,7 @@ class Living:
     def stop(self) -> str:
         return ""
 
-    def changed(self, node: Node, heartbeat: dict, *, first: bool, ahead_s: float) -> None:
+    def changed(self, node: Node, heartbeat: dict, *, first: bool, ahead_s: float | None) -> None:
         self.known.append(ahead_s)
 
     def suspected(self, node: Node, why: str) -> None:
