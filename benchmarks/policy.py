@@ -64,6 +64,7 @@ class Job:
     beside: float | None = None
     """What is left of the start of a spot machine beside one on demand."""
     netted: bool = False
+    way_back: bool = True
     there: bool = False
     """Whether a spot machine is to be had."""
 
@@ -71,20 +72,20 @@ class Job:
     def course(self) -> Course:
         """Where it stands, as the product sees it."""
         need = self.work - self.done + (self.boot if self.mode == "od" else 0.0)
-        return Course(self.deadline - self.at, need, self.start, self.gap)
+        return Course(self.deadline - self.at, need, self.start, self.gap, way_back=self.way_back)
 
 
 Policy = Callable[[Job], str]
 """What to have until the next sample: "", "spot", "od", or "od+spot": spot that gets ready beside it."""
 
 
-def ours(job: Job, *, back: bool = True) -> str:
+def ours(job: Job) -> str:
     """Ask the planner."""
     course = job.course
     if job.mode == "spot":
         return "spot"
     if job.mode == "od":
-        return "od+spot" if back and job.there and course.back_to_spot else "od"
+        return "od+spot" if job.way_back and job.there and course.back_to_spot else "od"
     if course.markets is Markets.ON_DEMAND:
         return "od"
     return "spot" if job.there else "" if course.markets is Markets.SPOT else "od"
@@ -92,7 +93,8 @@ def ours(job: Job, *, back: bool = True) -> str:
 
 def no_way_back(job: Job) -> str:
     """Ask the planner, and stay on demand."""
-    return ours(job, back=False)
+    job.way_back = False
+    return ours(job)
 
 
 def uniform(job: Job, *, eager: bool = False) -> str:

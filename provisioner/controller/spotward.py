@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from provisioner import planner
+from provisioner.config import Config
 from provisioner.controller import moving, survey
 from provisioner.controller.records import Asked, Begun, Choice, Claimed, Placement
-from provisioner.controller.standing import standing
+from provisioner.controller.standing import paced_hours, standing
 from provisioner.model import Market, Offer
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Spotward:
         if now - self._tried_at < config.policy.failback.again * 2.0 ** min(self._in_vain, MOST_DOUBLINGS):
             return ""
         at = replace(standing(config, begun, past, now), done=min(1.0, step / steps))
+        if (hours := _hours(config, claimed.offer, heartbeat, step)) is not None:
+            at = replace(at, hours=hours)
         terms = planner.terms(config, standing=at, stores=self._world.places())
         course = planner.course(claimed.offer, terms)
         if course is None or not course.back_to_spot:
@@ -83,6 +86,14 @@ class Spotward:
 
     def _bears(self, offer: Offer, claimed: Claimed, begun: Begun, past: tuple[Placement, ...]) -> bool:
         return not moving.ended_by(self._world, offer, claimed, begun, past)
+
+
+def _hours(config: Config, offer: Offer, heartbeat: Mapping[str, object], step: int) -> float | None:
+    """Return the length of the whole job by the pace of the machine that trains; both times are of its own clock."""
+    begun, seen, restored = (heartbeat.get(name) for name in ("first_step_at", "time", "restored_step"))
+    if not isinstance(begun, int | float) or not isinstance(seen, int | float):
+        return None
+    return paced_hours(config, offer, seen - begun, step - (restored if isinstance(restored, int) else 0))
 
 
 def _of_regions(offers: Sequence[Offer], here: Offer) -> list[Offer]:

@@ -14,7 +14,7 @@ from provisioner.controller.records import Begun, Placement, Watched
 from provisioner.controller.recovery import given_back
 from provisioner.controller.report import cost, placement_seconds
 from provisioner.hazard import Seen, life
-from provisioner.model import Ending, Market, Money
+from provisioner.model import Ending, Market, Money, Offer
 from provisioner.planner import FailureMemory, Plan, Pool, Standing, Work, catalog_offers, pool, speed
 
 PACE_S = 600.0
@@ -37,17 +37,24 @@ def measured_hours(config: Config, past: Sequence[Placement]) -> float | None:
 
     Hours; None where no machine trained for long enough, or nobody knows how its card compares.
     """
+    for one in reversed(past):
+        seen = one.watched
+        if seen.first_step_at is None or seen.last_seen is None or seen.last_step is None:
+            continue
+        seconds, trained = seen.last_seen - seen.first_step_at, seen.last_step - (seen.restored_step or 0)
+        if (hours := paced_hours(config, one.node.offer, seconds, trained)) is not None:
+            return hours
+    return None
+
+
+def paced_hours(config: Config, offer: Offer, seconds: float, trained: int) -> float | None:
+    """Return the same by the pace of one machine, which trained so many steps in so many seconds."""
     steps, estimate = config.job.steps, config.job.estimate
     work = Work(on=estimate.on, speeds=estimate.speeds, compute_share=estimate.compute_share)
-    for one in reversed(past if steps is not None else ()):
-        watched = one.watched
-        if watched.first_step_at is None or watched.last_seen is None or watched.last_step is None:
-            continue
-        seconds, trained = watched.last_seen - watched.first_step_at, watched.last_step - (watched.restored_step or 0)
-        fast = speed(work, one.node.offer.gpu.name)
-        if steps is not None and seconds >= PACE_S and trained > 0 and fast is not None:
-            return steps * seconds / trained / 3600.0 * fast
-    return None
+    fast = speed(work, offer.gpu.name)
+    if steps is None or fast is None or seconds < PACE_S or trained <= 0:
+        return None
+    return steps * seconds / trained / 3600.0 * fast
 
 
 def beyond_budget(config: Config, plan: Plan, memory: FailureMemory) -> str:

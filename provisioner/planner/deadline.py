@@ -55,6 +55,8 @@ class Course:
     work: float
     start: float
     margin: float = 0.0
+    way_back: bool = True
+    """Whether the third rule can be followed. If not, slack that is kept for it would be wasted."""
 
     @property
     def slack(self) -> float:
@@ -64,7 +66,7 @@ class Course:
     @property
     def reserve(self) -> float:
         """How much slack is kept for the losses to come."""
-        return self.start * (1.0 + self.work / CYCLE_H)
+        return self.start * (1.0 + (self.work / CYCLE_H if self.way_back else 0.0))
 
     @property
     def markets(self) -> Markets:

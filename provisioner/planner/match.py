@@ -196,11 +196,12 @@ class Matcher:
         at its price in the region whose prices are known; what has none there either is left to the run's own budget.
         """
         left = self.terms.budget_left
-        if left is None or one.offer.cloud == "local":
+        if (left is None and not self.terms.by_day) or one.offer.cloud == "local":
             return ""
         if one.at_most is None:
-            return "nothing bounds its price, so policy.budget cannot be kept; set max_price"
-        if not self.terms.work.known:
+            key = "policy.budget" if left is not None else "policy.budget_per_day"
+            return f"nothing bounds its price, so {key} cannot be kept; set max_price"
+        if left is None or not self.terms.work.known:
             return ""
         price, place = one.price, ""
         if price is None:

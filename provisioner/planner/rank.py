@@ -64,26 +64,31 @@ def rank(
         else:
             refused.append(offer)
             passed.append(PassedOver(key, place.reason, offer, place.over_budget))
-    course = _course([one for _, _, one in found], matcher.terms)
-    if course is not None:
-        spot = _spot_cost(found, refused, matcher)
-        course = None if spot is None else course
-        if spot is not None and course is not None and course.markets is Markets.SPOT and matcher.terms.waits:
-            held = {key for key, _, one in found if _on_demand(one) and _cost(one) > spot}
-            passed += [PassedOver(key, str(course), offer, held=True) for key, offer, _ in found if key in held]
-            found = [one for one in found if one[0] not in held]
+    course = _course(found, refused, matcher)
+    if course is not None and course.markets is Markets.SPOT and matcher.terms.waits:
+        spot = min(map(_cost, _spot(found, refused, matcher)))
+        held = {key for key, _, one in found if _on_demand(one) and _cost(one) > spot}
+        passed += [PassedOver(key, str(course), offer, held=True) for key, offer, _ in found if key in held]
+        found = [one for one in found if one[0] not in held]
     return Plan(tuple(_ranked(found, matcher, lost, course)), tuple(passed), course=course)
 
 
-def _course(found: Sequence[Candidate], terms: Terms) -> Course | None:
-    """Return where the job stands against its deadline, by the machine on demand that would be done first."""
+def _course(found: Sequence[tuple[str, Offer, Candidate]], refused: Sequence[Offer], matcher: Matcher) -> Course | None:
+    """Return where the job stands against its deadline, by the machine on demand that would be done first.
+
+    None where the job has no choice between spot and on demand.
+    """
+    terms = matcher.terms
     if terms.seconds_left is None or not terms.work.known or not terms.netted:
         return None
-    ways = {id(one): one.expected.way for one in found if _on_demand(one) and one.expected is not None}
-    best = min(ways.values(), key=lambda way: way.train + way.start, default=None)
-    if best is None:
+    ways = [(one.expected.way, one.offer) for _, _, one in found if _on_demand(one) and one.expected is not None]
+    spot = _spot(found, refused, matcher)
+    if not ways or not spot:
         return None
-    return Course(terms.seconds_left / 3600.0, best.train, best.start, terms.margin_s / 3600.0)
+    best, there = min(ways, key=lambda one: one[0].train + one[0].start)
+    elsewhere = any((one.offer.cloud, one.offer.region) != (there.cloud, there.region) for one in spot)
+    left, margin = terms.seconds_left / 3600.0, terms.margin_s / 3600.0
+    return Course(left, best.train, best.start, margin, way_back=elsewhere and terms.returns)
 
 
 def _on_demand(one: Candidate) -> bool:
@@ -96,14 +101,11 @@ def _cost(one: Candidate) -> Decimal:
     return Decimal("Infinity") if cost is None else cost
 
 
-def _spot_cost(
-    found: Sequence[tuple[str, Offer, Candidate]], refused: Sequence[Offer], matcher: Matcher
-) -> Decimal | None:
-    """Return the least that the job is expected to cost on spot machines, also on one that was refused lately."""
+def _spot(found: Sequence[tuple[str, Offer, Candidate]], refused: Sequence[Offer], matcher: Matcher) -> list[Candidate]:
+    """Return the spot machines that places take, also those that were refused lately."""
     taken = [one for _, _, one in found if one.offer.market is Market.SPOT]
     again = (matcher.despite(offer) for offer in refused if offer.market is Market.SPOT)
-    costs = [_cost(one) for one in (*taken, *(one for one in again if isinstance(one, Candidate)))]
-    return min(costs, default=None)
+    return [*taken, *(one for one in again if isinstance(one, Candidate))]
 
 
 def _ranked(

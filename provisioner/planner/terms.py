@@ -65,6 +65,10 @@ class Terms:
     """What a loss may cost beside another start: see ``deadline.Course``."""
     netted: bool = False
     """Whether ``deadline`` has a say."""
+    by_day: bool = False
+    """Whether the job has a budget for each day."""
+    returns: bool = False
+    """Whether the job can go back to spot from on demand: its progress is known."""
     waits: bool = False
     """Whether the job may wait for a spot machine at all."""
 
@@ -123,5 +127,7 @@ def terms(
         round_trips=round_trips or {},
         margin_s=every_s + (policy.lost_after or UNSEEN_S) + policy.poll + ROUND_S,
         netted=standing is None or at.netted,
+        by_day=policy.budget_per_day is not None,
+        returns=config.job.steps is not None,
         waits=policy.retry_for > 0,
     )

@@ -65,8 +65,8 @@ def test_the_benchmark_plays_ours_never_late_either(there, factor, start):
     assert play(POLICIES["**ours**"], job, there)[1]
 
 
-FALLBACK = "[{aws: {regions: [us-east-1], instance_types: [g4dn.xlarge]}}]"
-SPOT = offer(market=Market.SPOT, price=None)
+FALLBACK = "[{aws: {regions: [us-east-1, us-west-2], instance_types: [g4dn.xlarge]}}]"
+SPOT = offer("us-west-2a", market=Market.SPOT, price=usd("0.2"))
 OFFERS = [SPOT, offer()]
 
 
@@ -118,6 +118,13 @@ def test_on_demand_is_held_back_too_while_every_spot_machine_was_refused_lately(
 def test_as_time_runs_out_it_takes_either_and_then_on_demand_first(elapsed_h, done, expected):
     at = Standing(elapsed_s=elapsed_h * 3600, done=done, netted=True)
     assert markets(planner.plan(made("10h", "30h"), OFFERS, standing=at)) == expected
+
+
+def test_where_there_is_no_way_back_to_spot_no_slack_is_kept_for_one():
+    """A region holds one machine of a job."""
+    beside = replace(SPOT, region="us-east-1", zone="us-east-1b")
+    at = Standing(elapsed_s=29.04 * 3600, done=0.95, netted=True)
+    assert markets(planner.plan(made("10h", "30h"), [beside, OFFERS[1]], standing=at)) == [Market.SPOT]
 
 
 def test_the_net_tells_its_reason_in_the_row_of_the_spot_machine():

@@ -363,7 +363,8 @@ def of_catalog_file(file):
     return planner.plan(made, planner.catalog_offers(made), passed_over=passed, stores=stores)
 
 
-def test_with_a_budget_nothing_is_tried_whose_price_nothing_bounds():
+@pytest.mark.parametrize("key", ["budget", "budget_per_day"])
+def test_with_a_budget_nothing_is_tried_whose_price_nothing_bounds(key):
     text = (
         "job: {name: a, command: 'true'}\n"
         "checkpoint: {store: s3://bucket/prefix}\n"
@@ -372,9 +373,9 @@ def test_with_a_budget_nothing_is_tried_whose_price_nothing_bounds():
     free = parse(text.encode(), "failover.yaml", Path(), {})
     offers = planner.catalog_offers(free)
     assert planner.plan(free, offers).ranked
-    bound = parse(f"{text}policy: {{budget: 20 USD}}\n".encode(), "failover.yaml", Path(), {})
+    bound = parse(f"{text}policy: {{{key}: 20 USD}}\n".encode(), "failover.yaml", Path(), {})
     plan = planner.plan(bound, offers)
     assert plan.ranked == ()
     assert {one.reason for one in plan.passed_over} == {
-        "nothing bounds its price, so policy.budget cannot be kept; set max_price"
+        f"nothing bounds its price, so policy.{key} cannot be kept; set max_price"
     }

@@ -28,8 +28,10 @@ class Cloud:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Any:
-    def made(deadline: str = "12h", *, steps: int | None = 1000, **policy: Any) -> Any:
-        job = {"name": "digits", "command": "train", "estimate": {"time": "10h"}, **({"steps": steps} if steps else {})}
+    def made(deadline: str = "12h", *, steps: int | None = 1000, estimate: str | None = "10h", **policy: Any) -> Any:
+        job: dict[str, Any] = {"name": "digits", "command": "train"}
+        job |= {"estimate": {"time": estimate}} if estimate else {}
+        job |= {"steps": steps} if steps else {}
         caps = {"regions": ["us-east-1", "us-west-2"], "max_price": "0.3 USD"}
         limits = {**({"deadline": deadline} if deadline else {}), **policy}
         found: Any = world({"aws": Cloud()}, {"job": job, "fallback": [{"aws": caps}]}, tmp_path, limits)
@@ -64,6 +66,13 @@ def test_a_controller_that_was_started_in_between_looks_again_instead(make):
     assert view(made).homeward(BEAT)
     made.way_home.spotward = Spotward(made)
     assert made.way_home.ask_home(claimed(), BEGUN, ()).offers == ()
+
+
+def test_without_an_estimate_the_pace_of_the_machine_that_trains_counts(make):
+    """100 of 1000 steps in an hour."""
+    made = make("12h", estimate=None)
+    assert view(made).homeward(BEAT) == "", "nobody knows how long the job is"
+    assert view(made).homeward({**BEAT, "first_step_at": 5.0, "time": 3605.0, "restored_step": None})
 
 
 def test_what_was_refused_lately_is_not_tried(make):
