@@ -163,7 +163,6 @@ class StateMoves:
                     message, hint=f"look at both; nothing was changed, {_where(source)} is still in use"
                 )
             if isinstance(target, Remote):
-                target.ready()
                 if there == statefile.NONE:
                     # Over a state, Terraform keeps the lineage of what it copies and counts one serial more. Where
                     # there is none it draws another lineage, at Google under a lock of its own.
@@ -211,6 +210,8 @@ class StateMoves:
             if fresh:  # only looked for here: leave no directory behind
                 held.callback(self._remove_if_bare, stack)
             locks = [StateLock.of(remote, folder) for remote in remotes]
+            for remote in remotes:
+                remote.ready()
             for number, (lock, remote) in enumerate(zip(locks, remotes, strict=True)):
                 until = time.monotonic() + remote.lock_timeout_s
                 if not number:

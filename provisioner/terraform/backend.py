@@ -53,7 +53,7 @@ class Remote:
 
     ``kind`` and ``settings`` are Terraform's backend block. ``objects`` reads and locks what it names, under
     ``state_key`` and ``lock_key``; ``uri`` names the state in messages. ``env`` is added to Terraform's environment.
-    ``ready`` is called once before the first use and raises CloudError for a bucket that cannot serve.
+    ``ready`` is called before each lock and raises CloudError for a bucket that cannot serve.
     """
 
     kind: str

@@ -28,6 +28,8 @@ from provisioner.terraform.backend import Objects, Remote, replace
 
 TURN, NOTE = "state.turn", "state-lock.json"
 TOKEN: Final = "FAILOVER_STATE_LOCK"  # noqa: S105 - a variable's name: it marks the processes that work under a lock
+WHOLE: Final = "pid:[4026531836]"
+"""The processes of a machine that are in no container (PROC_PID_INIT_INO of Linux)."""
 _POLL_S: Final = 1.0
 _LOOK_S: Final = 0.2
 _NOTED: Final = 16
@@ -35,16 +37,36 @@ _NOTED: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """This machine. ``boot`` is another one after each start; both are empty where the kernel does not tell."""
+    """This machine. ``boot`` is another one after each start, ``pids`` another one in each container.
+
+    They are empty where the kernel does not tell.
+    """
 
     name: str
     machine: str
     boot: str
+    pids: str = WHOLE
 
     @classmethod
     def here(cls) -> Host:
         """Return the machine that this runs on."""
-        return cls(socket.gethostname(), _line("/etc/machine-id"), _line("/proc/sys/kernel/random/boot_id"))
+        try:
+            pids = str(Path("/proc/self/ns/pid").readlink())
+        except OSError:
+            pids = ""
+        return cls(socket.gethostname(), _line("/etc/machine-id"), _line("/proc/sys/kernel/random/boot_id"), pids)
+
+    def sees_all_of(self, other: Host) -> bool:
+        """Say whether what ran on ``other`` would be seen here if it lived: in this boot, or since that boot is over.
+
+        A container does not see what runs beside it, and may have come from another machine.
+        """
+        if not self.boot or not self.pids:
+            return False
+        if self.boot == other.boot:
+            return self.pids == other.pids
+        same_machine = bool(self.machine) and (self.machine, self.name) == (other.machine, other.name)
+        return same_machine and self.pids == other.pids == WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +196,9 @@ class StateLock:
         Whoever asks has the turn, so on this boot whoever made it is dead.
         """
         note = next((note for note in self._notes() if note["id"] == lock_id), None)
-        if note is None or not lock_id or not self.host.boot:
+        if note is None or not lock_id:
             return False
-        rebooted = bool(self.host.machine) and (note["machine"], note["host"]) == (self.host.machine, self.host.name)
-        return note["boot"] == self.host.boot or rebooted
+        return self.host.sees_all_of(Host(note["host"], note["machine"], note["boot"], note["pids"]))
 
     def _end_workers(self, lock_id: str, until: float) -> None:
         """Wait for what still works under a lock of the dead; when the time is over interrupt it, then kill it."""
@@ -202,13 +223,14 @@ class StateLock:
 
     def _note(self, lock_id: str) -> None:
         """Note which lock is ours, before it exists. Older ones stay a while: a write may come late."""
-        noted = {"id": lock_id, "host": self.host.name, "machine": self.host.machine, "boot": self.host.boot}
+        here = self.host
+        noted = {"id": lock_id, "host": here.name, "machine": here.machine, "boot": here.boot, "pids": here.pids}
         self._write_notes([*(note for note in self._notes() if note["id"] != lock_id), noted][-_NOTED:])
 
     def _notes(self) -> list[dict[str, str]]:
         try:
             found = json.loads((self.folder / NOTE).read_text(encoding="utf-8"))
-            return [{name: str(note[name]) for name in ("id", "host", "machine", "boot")} for note in found]
+            return [{name: str(note[name]) for name in ("id", "host", "machine", "boot", "pids")} for note in found]
         except (OSError, ValueError, KeyError, TypeError):
             return []
 

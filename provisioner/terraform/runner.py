@@ -85,6 +85,7 @@ class Runner:
         if remote is None or self._lock_id:
             yield
             return
+        remote.ready()
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         logs = self.directory / LOGS
         lock = locks.StateLock.of(remote, logs, grace_s=self.deadlines.grace_s, on_wait=self._waiting)
@@ -114,7 +115,7 @@ class Runner:
         except FileNotFoundError:
             return
         left, there = statefile.read(content, str(path)), self.whole_state()
-        if left.lineage == there.lineage and left.serial > there.serial:
+        if there.lineage in {"", left.lineage} and left.serial > there.serial:
             remote.objects.put(remote.state_key, content)
             path.unlink()
 
@@ -130,8 +131,6 @@ class Runner:
         if mark.is_file() and mark.read_text(encoding="utf-8") == wanted and all(path.exists() for path in installed):
             return
         self._check_version()
-        if self.remote is not None:
-            self.remote.ready()
         # The lock file pins a provider for repeatable runs; a different toolchain brings a provider of its own.
         (self.directory / ".terraform.lock.hcl").unlink(missing_ok=True)
         argv = self._argv("init", input=False, no_color=IsFlagged, reconfigure=IsFlagged)
