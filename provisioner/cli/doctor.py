@@ -73,6 +73,8 @@ def examine(config: Config | None, environ: Mapping[str, str]) -> Iterator[Findi
     if config is not None and any(block.gcp for block in config.fallback):
         yield _run("terraform google", lambda: _terraform(environ, "google"))
     yield _run("docker", _docker)
+    if uses_aws:
+        yield _metadata(environ)
     if config is None:
         yield Finding("failover.yaml", "skip", "none here", "failover init")
         return
@@ -133,6 +135,23 @@ def _docker() -> Finding:
         found = f"no engine answers {client}; only `make image` and drills in containers want one"
         return Finding("docker", "skip", found, "start it, or give yourself the right to use it")
     return Finding("docker", "ok", f"{version} ({client})")
+
+
+def _metadata(environ: Mapping[str, str]) -> Finding:
+    """Where this is an EC2 machine, credentials and notices come from its metadata service."""
+    from provisioner.node.notices.ec2 import DEFAULT_ENDPOINT, HOP_LIMIT, Ec2
+    from provisioner.node.notices.source import SourceAway
+
+    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return Finding("ec2 metadata", "skip", "AWS_EC2_METADATA_DISABLED is set")
+    try:
+        Ec2(environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or DEFAULT_ENDPOINT).watch(0)
+    except SourceAway as away:
+        if str(away) != HOP_LIMIT:
+            return Finding("ec2 metadata", "skip", f"not an EC2 machine ({away})")
+        found, _, fix = HOP_LIMIT.partition("; ")
+        return Finding("ec2 metadata", "warn", found, f"{fix}, or run the container with --network host")
+    return Finding("ec2 metadata", "ok", "answers with a token")
 
 
 def _terraform(environ: Mapping[str, str], provider: str = "aws") -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -126,3 +127,22 @@ def test_r30_a_hop_limit_of_1_is_named_delays_nothing_and_notices_come_once_it_i
     assert time.monotonic() < end
     assert node.wait() == 75
     assert node.log().count("asking on") == node.log().count("answers again") == 1
+
+
+def test_r30_the_doctor_tells_the_hop_limit(bridged, tmp_path):
+    environ = {**os.environ, "AWS_EC2_METADATA_SERVICE_ENDPOINT": bridged.endpoint, "HOME": str(tmp_path)}
+    environ.pop("AWS_EC2_METADATA_DISABLED", None)
+    command = [*bridged.container, sys.executable, "-m", "provisioner.cli", "doctor", "--json"]
+
+    def metadata() -> dict[str, str]:
+        answer = subprocess.run(command, cwd=tmp_path, env=environ, check=True, capture_output=True, text=True)
+        return next(one for one in json.loads(answer.stdout) if one["check"] == "ec2 metadata")
+
+    found = metadata()
+    assert found["verdict"] == "warn"
+    assert "hop limit is 1" in found["detail"]
+    assert found["fix"].startswith("aws ec2 modify-instance-metadata-options --http-put-response-hop-limit 2")
+    (bridged.root / "raised").touch()
+    assert metadata()["verdict"] == "ok"
+    environ["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = "http://10.73.2.2:1"
+    assert metadata()["verdict"] == "skip"
