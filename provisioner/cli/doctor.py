@@ -66,15 +66,7 @@ def doctor(file: Path | None, *, as_json: bool) -> int:
 
 def examine(config: Config | None, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield one finding after the other. Without a configuration only this machine is looked at."""
-    version = ".".join(str(part) for part in sys.version_info[:3])
-    yield Finding("python", "ok", version)
-    uses_aws = config is None or any(block.aws for block in config.fallback)
-    yield _run("terraform", lambda: _terraform(environ)) if uses_aws else Finding("terraform", "skip", "not needed")
-    if config is not None and any(block.gcp for block in config.fallback):
-        yield _run("terraform google", lambda: _terraform(environ, "google"))
-    yield _run("docker", _docker)
-    if uses_aws:
-        yield _metadata(environ)
+    yield from _of_machine(config, environ)
     if config is None:
         yield Finding("failover.yaml", "skip", "none here", "failover init")
         return
@@ -102,6 +94,18 @@ def examine(config: Config | None, environ: Mapping[str, str]) -> Iterator[Findi
             )
     yield from _stores(config, environ)
     yield from _run_all("terraform state", lambda: _states(config, environ))
+
+
+def _of_machine(config: Config | None, environ: Mapping[str, str]) -> Iterator[Finding]:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    yield Finding("python", "ok", version)
+    uses_aws = config is None or any(block.aws for block in config.fallback)
+    yield _run("terraform", lambda: _terraform(environ)) if uses_aws else Finding("terraform", "skip", "not needed")
+    if config is not None and any(block.gcp for block in config.fallback):
+        yield _run("terraform google", lambda: _terraform(environ, "google"))
+    yield _run("docker", _docker)
+    if uses_aws:
+        yield _metadata(environ)
 
 
 def _run(check: str, look: Callable[[], Finding]) -> Finding:
