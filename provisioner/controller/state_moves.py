@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from provisioner.clouds.states import Place, States
-from provisioner.config import Config, state_store
+from provisioner.config import Config
+from provisioner.config.terraform import terraform_findings
 from provisioner.controller.directory import JobDirectory, JobRecord, state_root
 from provisioner.controller.run import reopened_config
 from provisioner.errors import ConfigError, TerraformError
@@ -112,9 +113,9 @@ class StateMoves:
 
         No controller may run the job. What is not moved yet when it breaks off is moved by the next call.
         """
-        if to == "store" and self.config.checkpoint.store.startswith("file:"):
-            raise ConfigError("the checkpoint store is a directory: it has no lock that other machines see")
-        state_store(self.config.terraform, self.config.checkpoint, to)
+        wanted = self.config.terraform.model_copy(update={"state": to})
+        for _, message, hint in terraform_findings(wanted, self.config.checkpoint, self.directory.name, self.environ):
+            raise ConfigError(f"{to}: {message}", hint=hint)
         with self.directory.lock():
             if self.record.open:
                 self.states.note_run(self.record.run, to)

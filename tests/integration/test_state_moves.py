@@ -202,8 +202,9 @@ def test_a_lock_is_listed_and_broken_by_its_id(bench, tmp_path):
         broken = cli("unlock", str(config), lock_id, "--yes")
         assert (broken.returncode, broken.stdout.strip()) == (0, f"unlocked {remote.uri}"), broken.stderr
     assert bench.moves().ls()[0].lock == ""
-    told = cli("migrate", str(config), "--to", "nowhere")
-    assert (told.returncode, "`nowhere` is no place" in told.stderr) == (2, True), told.stderr
+    for place, words in (("nowhere", "`nowhere` is no place"), (f"{bench.uri}/digits", "the job's machines may write")):
+        told = cli("migrate", str(config), "--to", place)
+        assert (told.returncode, words in told.stderr) == (2, True), told.stderr
 
 
 def test_what_an_open_run_has_not_prepared_yet_begins_where_its_states_were_moved_to(bench):
