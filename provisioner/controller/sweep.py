@@ -14,10 +14,12 @@ from typing import Any, Final
 from provisioner.checkpoint import layout
 from provisioner.clouds.base import Tagged
 from provisioner.controller import orphans
+from provisioner.controller.billing import charge
 from provisioner.controller.clocks import age_s
 from provisioner.controller.directory import state_root
 from provisioner.controller.effects import ALIVE_S
 from provisioner.controller.launch import open_job_store
+from provisioner.controller.ledger import Ledger
 from provisioner.controller.orphans import MACHINE, START, Judge, Known, KnownJob, Standing, Verdict
 from provisioner.controller.patience import SILENT_S
 from provisioner.controller.sweep_rooms import Room, Rooms
@@ -27,7 +29,6 @@ from provisioner.model import Money
 SETTLE_S: Final = 90.0
 """How long things are asked to go away while what used them ends, in seconds."""
 _PAUSE_S: Final = 2.0
-_HOUR_S: Final = 3600
 _ORDER: Final = (
     (MACHINE,),
     (START,),
@@ -76,7 +77,8 @@ class Outcome:
         price, seconds = self.verdict.tagged.thing.price_per_hour, self.seconds(now)
         if price is None or seconds is None:
             return None
-        return Money((price.amount * Decimal(seconds) / _HOUR_S).quantize(Decimal("0.000001")), price.currency)
+        cost = charge(self.verdict.tagged.thing.cloud, price, seconds)
+        return Money(cost.quantize(Decimal("0.000001")), price.currency)
 
 
 @dataclass(slots=True)
@@ -194,6 +196,8 @@ class Sweep:
         else:
             one.ended = self._now()
             one.removed = one.kind == MACHINE  # it has the cloud's word already
+            if one.removed and (job := self._known.of(tagged.uid)) is not None:
+                Ledger(job.directory.path).gone(tagged.thing.cloud, tagged.thing.id, one.ended)
 
     @contextmanager
     def _unheld(self, tagged: Tagged) -> Iterator[None]:

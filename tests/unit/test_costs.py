@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from decimal import Decimal
 from pathlib import Path
@@ -116,6 +118,16 @@ def test_a_claim_that_was_repeated_after_a_crash_is_one_machine_and_a_torn_line_
     assert [(one.begun, one.watched, one.run) for one in bills(tmp_path)] == [(1003.0, True, 1)]
 
 
+def test_a_release_that_was_not_confirmed_counts_until_it_is(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.machine(bill())
+    ledger.gone("aws", "i-1", 2000.0, "no answer")
+    assert [(one.ended, one.problem) for one in bills(tmp_path)] == [(2000.0, "no answer")]
+    for at in (5000.0, 9000.0):  # a sweep finds it; another one says so again
+        ledger.gone("aws", "i-1", at)
+    assert [(one.ended, one.problem) for one in bills(tmp_path)] == [(5000.0, "")]
+
+
 def test_a_machine_that_an_earlier_release_claimed_is_entered_when_it_is_watched(tmp_path):
     Ledger(tmp_path).watched(bill())
     assert [(one.node, one.watched) for one in bills(tmp_path)] == [("i-1", True)]
@@ -167,6 +179,16 @@ def test_cost_of_named_jobs_as_json(two_jobs):
     assert [one["node"] for one in document["jobs"][0]["machines"]] == ["i-2"]
     assert document["jobs"][0]["machines"][0]["price_per_hour"] is None
     assert sorted({bill.job for bill in all_bills(two_jobs)}) == ["digits", "small"]
+
+
+def test_cost_starts_quickly_it_reads_no_configuration_and_no_catalog(two_jobs):
+    code = (
+        "import sys; from provisioner.cli.command import run; run(['cost', '--json']);"
+        "print(sorted({'pydantic', 'yaml', 'dbos', 'provisioner.catalog'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["jobs"]
+    assert done.stderr == "[]\n"
 
 
 @pytest.mark.parametrize("words", ["yesterday", "3"])
