@@ -83,7 +83,7 @@ def test_killed_after_every_step_of_one_drill(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_killed_after_every_step_of_the_way_home(tmp_path: Path) -> None:
     last_words: list[str] = []
-    report = assert_nothing_twice_and_nothing_left(tmp_path, killed_after(count(1), last_words), "come-home", 0.6)
+    report = assert_nothing_twice_and_nothing_left(tmp_path, killed_after(count(1), last_words), "come-home", 1.6)
     assert [placement["cloud"] for placement in report["placements"]] == ["autodl", "aws", "autodl"]
     assert {"ask_home", "claim_home", "stand_by", "hand_over"} <= set(last_words)
     assert [move["steps_lost"] for move in report["moves"]] == [0]
