@@ -55,7 +55,11 @@ def list_jobs(*, everything: bool, as_json: bool) -> int:
 
     with _store() as store:
         rows, accounts = store.jobs(all_roots=everything), Ledger(store).accounts()
-        found = [_shown(row, accounts.get((row.root, row.name)), here=row.root == store.root) for row in rows]
+        left = _left(store, rows)
+        found = [
+            _shown(row, accounts.get((row.root, row.name)), here=row.root == store.root, left=row.key in left)
+            for row in rows
+        ]
     if as_json:
         print_json(found)
         return 0
@@ -125,7 +129,19 @@ def _tell(store: JobStore, name: str, state: str | None, wanted: str, *, as_json
         streams.tell(f"{name}: {state}, to be {wanted}: its controller sees to it, or the next one that is started")
 
 
-def _shown(row: QueuedJob, account: Account | None, *, here: bool) -> dict[str, Any]:
+def _left(store: JobStore, rows: list[QueuedJob]) -> set[str]:
+    """Return the running jobs that no controller has at this moment, by key."""
+    from provisioner.controller.directory import JobDirectory
+    from provisioner.controller.serving.locks import gone
+
+    running = [row for row in rows if row.state == "RUNNING"]
+    if store.database.shared:
+        return gone(store.database, [row.key for row in running]) if running else set()
+    root = store.database.root
+    return {row.key for row in running if JobDirectory(root, row.name).controller_pid() is None}
+
+
+def _shown(row: QueuedJob, account: Account | None, *, here: bool, left: bool) -> dict[str, Any]:
     since = row.ended_at or row.began_at or row.submitted_at
     running = row.state == "RUNNING"
     return {
@@ -138,7 +154,8 @@ def _shown(row: QueuedJob, account: Account | None, *, here: bool) -> dict[str, 
         "step": row.step,
         "cost": account.words if account is not None else "0",
         "spent": {name: round(float(amount), 6) for name, amount in account.spent.items()} if account else {},
-        "controller": row.controller.rpartition(":")[0] if running else "",
+        "controller": row.controller.rpartition(":")[0] + (" (gone)" if left else "") if running else "",
+        "left": left,
         "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since)),
         "config": row.config_path,
         "here": here,

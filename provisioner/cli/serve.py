@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from provisioner.cli import streams
+from provisioner.cli.sweep import duration
 from provisioner.cli.timeline import line
 from provisioner.errors import ExitCode
 
@@ -37,9 +38,21 @@ def _limits(_context: click.Context, _parameter: click.Parameter, values: tuple[
     help="Most machines at once at a cloud or account, of all jobs of the queue. May be given again.",
 )
 @click.option("--once", is_flag=True, help="End when the queue is empty: 0, or 1 where a job has failed.")
-@click.option("--sweep-every", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds; 0: no sweep.")
+@click.option(
+    "--sweep-every", metavar="DURATION", callback=duration, default="10m", show_default=True, help="0s: no sweep."
+)
+@click.option(
+    "--sweep-older",
+    metavar="DURATION",
+    callback=duration,
+    default="15m",
+    show_default=True,
+    help="The sweep leaves alone what is younger than this.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print each event as a line of JSON on stdout.")
-def serve(*, jobs: int, machines: dict[str, int], once: bool, sweep_every: float, as_json: bool) -> int:
+def serve(
+    *, jobs: int, machines: dict[str, int], once: bool, sweep_every: float, sweep_older: float, as_json: bool
+) -> int:
     """Run the jobs that were submitted, many at once.
 
     The queue is a file in the state directory, for one controller; with FAILOVER_DATABASE_URL it is a PostgreSQL
@@ -58,12 +71,12 @@ def serve(*, jobs: int, machines: dict[str, int], once: bool, sweep_every: float
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    options = ServeOptions(jobs, machines, once, sweep_every)
+    options = ServeOptions(jobs, machines, once, sweep_every, sweep_older)
     server = Server(options, os.environ, show=_printer(as_json=as_json), stop=_lost)
     server.serve(leave)
     if ended_by:
         streams.tell("failover: this controller ends; the jobs go on, and the next one takes them up: failover serve")
-        _end_now(0 if ended_by[0] == signal.SIGTERM else int(ExitCode.INTERRUPTED))
+        _end_now(0 if ended_by[0] == signal.SIGTERM and not once else int(ExitCode.INTERRUPTED))
     server.close()
     failed = [name for name, state in server.ended.items() if state is State.FAILED]
     if failed:

@@ -21,7 +21,8 @@ _NAMED = 3
 """Most places that one line names that could not be asked for the same reason."""
 
 
-def _duration(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
+def duration(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
+    """Read a duration, in seconds."""
     from pydantic_core import PydanticCustomError
 
     from provisioner.config.values import parse_duration
@@ -39,7 +40,7 @@ def _duration(_context: click.Context, _parameter: click.Parameter, value: str) 
 @click.option(
     "--older",
     metavar="DURATION",
-    callback=_duration,
+    callback=duration,
     default="10m",
     show_default=True,
     help="Leave alone what is younger than this.",

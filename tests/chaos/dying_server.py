@@ -43,4 +43,4 @@ def dying(call: Callable[..., Any], *, before: bool, at: int) -> Callable[..., A
 if __name__ == "__main__":
     room, name, before, at = MOMENTS[sys.argv[1]]
     setattr(room, name, dying(getattr(room, name), before=before, at=at))
-    sys.exit(main(["serve", "--sweep-every", "0"]))
+    sys.exit(main(["serve", "--sweep-every", "0s"]))

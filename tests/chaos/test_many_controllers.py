@@ -124,6 +124,7 @@ class Fleet:
                 assert len(late) <= allowed, (job, effects)
             claims = {token for _, effect, token in effects if effect == "claim"}
             assert len(claims) == 1, (job, "a second machine", claims)
+        assert postgres.PASSWORD not in self.logs()
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_r35_what_an_older_version_cannot_hand_on_is_left_alone_with_one_line(tm
     with store.engine.begin() as connection:
         connection.execute(sa.update(JOBS).values(state="RUNNING", version="flow-0", controller="gone:1:x"))
     store.close()
-    with queue.served("--sweep-every", "0") as server:
+    with queue.served("--sweep-every", "0s") as server:
         assert server.stderr is not None
         told = next(line for line in server.stderr if "flow-0" in line)
         assert "failover down small" in told

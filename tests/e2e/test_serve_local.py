@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from provisioner.controller.directory import JobDirectory
+from provisioner.controller.serving.database import Database
+from provisioner.controller.serving.jobs import JobStore, State
 from tests.e2e.test_run_local import Place, wait
 
 
@@ -153,6 +156,46 @@ def test_down_ends_a_job_whose_server_was_killed(queue: Queue) -> None:
             assert json.loads(out)["leaked"] == []
     assert queue.states() == {"long": "CANCELLED", "later": "CANCELLED"}
     assert queue.nodes() == []
+
+
+@pytest.mark.slow
+def test_the_server_removes_what_an_ended_run_has_left_and_nothing_that_a_job_has(queue: Queue) -> None:
+    queue.submit(queue.job("long", steps=900, pace=0.1), queue.job("ended", steps=900, pace=0.1))
+    with queue.served("--sweep-every", "0s") as server:
+        queue.wait_for_step_of("long", 1)
+        queue.wait_for_step_of("ended", 1)
+        server.kill()
+        server.wait()
+    assert {row["left"] for row in queue.list().values()} == {True}
+    JobDirectory(queue.folder / "state", "ended").close()
+    store = JobStore(Database(queue.environ))
+    ended = store.get("ended")
+    assert ended is not None
+    store.end("ended", ended.controller, State.FAILED, "as if its end had been told")
+    store.close()
+    with queue.served("--sweep-every", "1s", "--sweep-older", "0s") as server:
+        assert server.stderr is not None
+        told = next(line for line in server.stderr if "sweep: removed" in line)
+        assert "machine" in told
+        step = queue.list()["long"]["step"]
+        queue.wait_for_step_of("long", step + 10)
+        queue.call("cancel", "long", "--now")
+        queue.wait_for("long", "CANCELLED")
+    assert queue.nodes() == []
+    assert len(queue.report("long")["placements"]) == 1
+
+
+@pytest.mark.slow
+def test_no_more_machines_than_the_limit_and_who_waits_for_one_is_served_later(queue: Queue) -> None:
+    queue.submit(queue.job("one", steps=40), queue.job("two", steps=40))
+    with queue.served("--machines", "local=1", "--once") as server:
+        most = 0
+        while server.poll() is None:
+            rows = queue.list().values()
+            most = max(most, sum(row["where"] != "" for row in rows))
+        assert server.returncode == 0
+    assert most == 1
+    assert queue.states() == {"one": "DONE", "two": "DONE"}
 
 
 def test_the_queue_of_another_database_is_named_without_its_password(queue: Queue) -> None:

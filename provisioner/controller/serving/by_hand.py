@@ -75,7 +75,8 @@ def queued(directory: JobDirectory, environ: Mapping[str, str]) -> QueuedJob | N
     database = Database(environ)
     if mark.get("database") != str(database):
         message = f"job {directory.name} was submitted to {mark.get('database')}, and the queue is {database} now"
-        raise ConfigError(message, hint=f"set {VARIABLE} as it was then")
+        forget = f"where that is no more, remove {directory.path / MARK}"
+        raise ConfigError(message, hint=f"set {VARIABLE} as it was then; {forget}")
     with opened(environ) as store:
         job = store.get(directory.name) if store is not None else None
     return job if job is not None and job.state in OPEN else None

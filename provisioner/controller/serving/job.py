@@ -34,6 +34,10 @@ AGAIN_S: Final = 30.0
 """How long a job waits that could not be begun, in seconds."""
 
 
+TRY_S: Final = 5.0
+"""How long a job is left alone after a fault of the controller, in seconds."""
+
+
 @dataclass
 class Serving:
     """What all jobs of one controller share. ``stop`` ends this process where the locks are lost."""
@@ -120,6 +124,10 @@ class ServedJob:
             serving.show(name, {"kind": "served", "state": state.value, "reason": reason})
         except Lost as error:
             serving.stop(str(error))
+        except Exception as error:  # noqa: BLE001 - the job stays ours, and is taken up anew
+            words = str(error).strip().splitlines()
+            self._say(f"trying again: {type(error).__name__}: {words[0] if words else ''}")
+            time.sleep(TRY_S)
         finally:
             self.over.set()
 

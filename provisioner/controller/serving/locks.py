@@ -190,6 +190,15 @@ class SessionLocks:
             raise Lost(f"the locks of the jobs are lost: {_words(error)}") from None
 
 
+def gone(database: Database, keys: Collection[str]) -> set[str]:
+    """Return the jobs of a shared database whose lock nobody holds. Raises CloudError."""
+    session = SessionLocks(database, "list")
+    try:
+        return set(session.free(keys))
+    finally:
+        session.close()
+
+
 def number(key: str) -> int:
     """Return the number that PostgreSQL knows a lock by: 63 bits of the key's hash."""
     return int.from_bytes(hashlib.sha256(f"gpu-failover {key}".encode()).digest()[:8], "big") >> 1

@@ -26,7 +26,7 @@ LOOK_S: Final = 1.0
 AT_ONCE: Final = 8
 """Most jobs that are taken at one look, so that several controllers share a long queue."""
 SWEEP_EVERY_S: Final = 600.0
-SWEEP_OLDER: Final = "15m"
+SWEEP_OLDER_S: Final = 900.0
 QUEUE: Final = "failover-"
 
 
@@ -35,13 +35,14 @@ class ServeOptions:
     """What the command line asks for.
 
     ``jobs``: most at once in this controller. ``machines``: most at once by cloud or cloud/account, over all
-    controllers. ``once``: end when the queue is empty. ``sweep_every`` in seconds; 0: never.
+    controllers. ``once``: end when the queue is empty. ``sweep_every`` (0: never) and ``sweep_older`` in seconds.
     """
 
     jobs: int = 200
     machines: Mapping[str, int] = field(default_factory=dict)
     once: bool = False
     sweep_every: float = SWEEP_EVERY_S
+    sweep_older: float = SWEEP_OLDER_S
 
 
 class Server:
@@ -178,7 +179,15 @@ class Server:
                 self.serving.locks.give(key)
 
     def _swept(self) -> None:
-        command = [sys.executable, "-m", "provisioner.cli", "sweep", "--yes", "--older", SWEEP_OLDER]
+        command = [
+            sys.executable,
+            "-m",
+            "provisioner.cli",
+            "sweep",
+            "--yes",
+            "--older",
+            f"{self.options.sweep_older:.0f}s",
+        ]
         environ = {name: value for name, value in os.environ.items() if name != VARIABLE}
         done = subprocess.run(
             command,

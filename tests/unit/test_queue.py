@@ -1,0 +1,201 @@
+"""The queue's rows and its ledger: each change once, whoever races for it; machines and money counted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from provisioner.config import Config, parse
+from provisioner.controller.directory import JobDirectory, JobRecord
+from provisioner.controller.serving.by_hand import submit
+from provisioner.controller.serving.database import Database
+from provisioner.controller.serving.guarded import guarded
+from provisioner.controller.serving.job import _within
+from provisioner.controller.serving.jobs import JobStore, QueuedJob, State, Wish
+from provisioner.controller.serving.ledger import Ledger
+from provisioner.controller.serving.locks import number
+from provisioner.errors import ConfigError, LimitReached
+from provisioner.model import Failure, Gpu, JobRef, Launch, Market, Money, Node, Offer
+from tests import postgres
+
+FILE = b"""
+job: {name: digits, command: [python, train.py]}
+checkpoint: {store: "file:///tmp/store"}
+fallback: [{local: {}}]
+policy: {budget: 10 USD}
+"""
+OFFER = Offer("aws", "us-east-1", "us-east-1a", "p5", Gpu("H100", 8, 80), Market.SPOT, Money(Decimal(6), "USD"))
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    if postgres.why_not():
+        pytest.skip(postgres.why_not())
+    with postgres.cluster() as found:
+        yield found
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def environ(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    found = {"FAILOVER_STATE_DIR": str(tmp_path / "state")}
+    if request.param == "postgresql":
+        found["FAILOVER_DATABASE_URL"] = request.getfixturevalue("url")
+    return found
+
+
+@pytest.fixture
+def store(environ: dict[str, str]) -> Iterator[JobStore]:
+    made = JobStore(Database(environ))
+    yield made
+    made.close()
+
+
+def row(store: JobStore) -> QueuedJob:
+    found = store.get("digits")
+    assert found is not None
+    return found
+
+
+def at_once(count: int, call) -> list:
+    answers = []
+    threads = [threading.Thread(target=lambda n=n: answers.append(call(n))) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == count
+    return answers
+
+
+def test_many_submit_and_take_one_job_at_the_same_time_and_one_does(store: JobStore) -> None:
+    assert sorted(at_once(8, lambda n: store.submit("digits", "f.yaml", FILE)))[-2:] == [False, True]
+    job = row(store)
+    assert sum(at_once(8, lambda n: store.take(job, f"controller{n}", "v"))) == 1
+    taken = row(store)
+    assert taken.state is State.RUNNING
+    assert sum(at_once(8, lambda n: store.take(taken, f"other{n}", "v"))) == 1, "one takes over"
+
+
+def test_what_the_operator_wants_is_done_at_once_or_kept_for_the_controller(store: JobStore) -> None:
+    assert store.pause("digits") is None
+    store.submit("digits", "f.yaml", FILE)
+    assert store.pause("digits") is State.PAUSED
+    assert not store.submit("digits", "f.yaml", FILE), "a paused job is in the queue"
+    assert store.resume("digits") is State.QUEUED
+    store.take(row(store), "me", "v")
+    assert store.pause("digits") is State.RUNNING
+    assert store.cancel("digits", gently=True) is State.RUNNING
+    assert store.pause("digits") is None, "a cancelled job is not paused"
+    assert row(store).wish is Wish.CANCEL
+    store.end("digits", "somebody else", State.DONE, "")
+    assert row(store).state is State.RUNNING, "only who has it says how it ended"
+    store.end("digits", "me", State.CANCELLED, "")
+    assert (store.cancel("digits", gently=True), store.resume("digits")) == (State.CANCELLED, None)
+
+
+def test_two_state_roots_in_one_database_do_not_see_each_others_jobs(url: str, tmp_path: Path) -> None:
+    shared = {"FAILOVER_DATABASE_URL": url}
+    one, two = (JobStore(Database({**shared, "FAILOVER_STATE_DIR": str(tmp_path / name)})) for name in "ab")
+    assert one.submit("digits", "f.yaml", FILE)
+    assert two.get("digits") is None
+    assert two.submit("digits", "f.yaml", FILE)
+    assert two.cancel("digits", gently=True) is State.CANCELLED
+    assert row(one).state is State.QUEUED
+    assert {job.root for job in two.jobs(all_roots=True)} >= {one.root, two.root}
+    assert number(row(one).key) != number(row(two).key)
+    one.close()
+    two.close()
+
+
+def test_a_limit_holds_when_all_ask_at_once_and_a_token_is_booked_once(store: JobStore) -> None:
+    ledger = Ledger(store, {"aws/many": 3, "aws/other": 0})
+    answers = at_once(8, lambda n: ledger.book(f"job{n}", f"token{n}", OFFER, "many"))
+    assert sorted(bool(full) for full in answers) == [False] * 3 + [True] * 5
+    booked = next(n for n in range(8) if not ledger.book(f"job{n}", f"token{n}", OFFER, "many"))
+    ledger.gone(f"token{booked}")
+    assert ledger.book("another", "another", OFFER, "many") == ""
+    assert "aws/many: 3 machines of at most 3" in ledger.book("another", "one more", OFFER, "many")
+
+
+class OneMachine:
+    """A cloud that refuses, or gives a machine."""
+
+    name = "aws"
+    account = "mine"
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.refuses = False
+
+    def claim(self, offer: Offer, launch: Launch) -> Node | Failure:
+        self.calls.append("claim")
+        return Node("i-1", offer, launch.job, launch.epoch, launch.token, 1000.0)
+
+    def __getattr__(self, name: str):
+        if name in {"prepare", "adopt", "inspect", "release", "dismantle"}:
+            return lambda *args: self.calls.append(name)
+        raise AttributeError(name)
+
+
+def test_without_its_lock_a_job_makes_no_call_of_a_cloud(store: JobStore) -> None:
+    class Lost(Exception):
+        pass
+
+    held = [True]
+
+    def check() -> None:
+        if not held[0]:
+            raise Lost
+
+    cloud = OneMachine()
+    now = [1000.0]
+    ledger = Ledger(store, {"aws/mine": 1}, now=lambda: now[0])
+    found = guarded(cloud, "digits", ledger, check)
+    launch = Launch(JobRef("digits", "00000001"), 1, "token", "", 60.0)
+    node = found.claim(OFFER, launch)
+    assert isinstance(node, Node)
+    assert ledger.has_machine("digits")
+    refused = found.claim(OFFER, Launch(JobRef("digits", "00000001"), 2, "other", "", 60.0))
+    assert isinstance(refused, Failure)
+    assert (refused.code, cloud.calls) == ("MachineLimit", ["claim"]), "no call for a machine without room"
+    held[0] = False
+    for call in (lambda: found.claim(OFFER, launch), lambda: found.release(node), lambda: found.prepare("us-east-1")):
+        with pytest.raises(Lost):
+            call()
+    assert cloud.calls == ["claim"]
+    held[0] = True
+    now[0] += 1800
+    found.release(node)
+    account = ledger.accounts()[(store.root, "digits")]
+    assert (account.words, account.where) == ("3.00 USD", ""), "half an hour at 6 USD"
+    assert not ledger.has_machine("digits")
+
+
+def test_a_budget_counts_what_the_runs_before_a_pause_have_cost() -> None:
+    config: Config = parse(FILE, "f.yaml", Path(), {}, for_start=False)
+    assert _within(config, {}).policy.budget == Money(Decimal(10), "USD")
+    left = _within(config, {"USD": Decimal(4), "CNY": Decimal(config.policy.usd_cny)}).policy.budget
+    assert left == Money(Decimal(5), "USD")
+    with pytest.raises(LimitReached, match="10 USD is spent"):
+        _within(config, {"USD": Decimal("10.5")})
+
+
+def test_a_job_that_was_begun_by_hand_and_has_not_ended_is_not_submitted(store: JobStore, tmp_path: Path) -> None:
+    file = tmp_path / "failover.yaml"
+    file.write_bytes(FILE)
+    config = parse(FILE, str(file), tmp_path, {}, for_start=False)
+    directory = JobDirectory(store.database.root, "digits")
+    directory.create()
+    directory.remember(JobRecord("digits", "00000001", 1, open=True, config_path=str(file), started_at=1.0))
+    with pytest.raises(ConfigError, match="has not ended"):
+        submit(store, file, config)
+    with directory.lock(), pytest.raises(ConfigError, match="already run by process"):
+        submit(store, file, config)
+    directory.close()
+    submit(store, file, config)
+    with pytest.raises(ConfigError, match="in the queue already"):
+        submit(store, file, config)
