@@ -16,8 +16,8 @@ from provisioner.cli.output import print_json, print_table
 from provisioner.errors import ConfigError
 
 if TYPE_CHECKING:
+    from provisioner.controller.ledger import Bill
     from provisioner.controller.serving.jobs import JobStore, QueuedJob
-    from provisioner.controller.serving.ledger import Account
 
 
 @click.command()
@@ -51,15 +51,17 @@ def submit(files: tuple[Path, ...], *, as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def list_jobs(*, everything: bool, as_json: bool) -> int:
     """Show the jobs of the queue: state, place, step, cost so far, controller."""
-    from provisioner.controller.serving.ledger import Ledger
+    from provisioner.controller.ledger import bills
 
     with _store() as store:
-        rows, accounts = store.jobs(all_roots=everything), Ledger(store).accounts()
-        left = _left(store, rows)
-        found = [
-            _shown(row, accounts.get((row.root, row.name)), here=row.root == store.root, left=row.key in left)
-            for row in rows
-        ]
+        rows = store.jobs(all_roots=everything)
+        left, found = _left(store, rows), []
+        for row in rows:
+            folder = store.database.root / "jobs" / row.name
+            known = (
+                [bill for bill in bills(folder) if bill.begun >= row.submitted_at] if row.root == store.root else None
+            )
+            found.append(_shown(row, known, left=row.key in left))
     if as_json:
         print_json(found)
         return 0
@@ -141,22 +143,39 @@ def _left(store: JobStore, rows: list[QueuedJob]) -> set[str]:
     return {row.key for row in running if JobDirectory(root, row.name).controller_pid() is None}
 
 
-def _shown(row: QueuedJob, account: Account | None, *, here: bool, left: bool) -> dict[str, Any]:
-    since = row.ended_at or row.began_at or row.submitted_at
-    running = row.state == "RUNNING"
+def _shown(row: QueuedJob, bills: list[Bill] | None, *, left: bool) -> dict[str, Any]:
+    """Return a job's line. ``bills`` is None for a job whose folder is elsewhere."""
+    from provisioner.controller.costs import costs
+
+    now = time.time()
+    running = [bill for bill in bills or () if bill.runs(now)]
+    money = costs(bills, now) if bills else None
+    controller = row.controller.rpartition(":")[0] + (" (gone)" if left else "")
     return {
         "job": row.name,
         "state": row.state.value,
         "wish": row.wish.value,
-        "reason": row.reason or (f"to be {row.wish.value}d" if row.wish.value == "pause" else row.wish.value),
-        "where": account.where if account is not None else "",
-        "machine": account.kind if account is not None else "",
+        "reason": row.reason or (f"to {row.wish.value.replace('_', ' ')}" if row.wish.value else ""),
+        "where": "/".join(part for part in (running[-1].cloud, running[-1].zone or running[-1].region) if part)
+        if running
+        else "",
+        "machine": running[-1].instance_type if running else "",
         "step": row.step,
-        "cost": account.words if account is not None else "0",
-        "spent": {name: round(float(amount), 6) for name, amount in account.spent.items()} if account else {},
-        "controller": row.controller.rpartition(":")[0] + (" (gone)" if left else "") if running else "",
+        "cost": _cost(money),
+        "spent": money["by_currency"] if money else {},
+        "controller": controller if row.state == "RUNNING" else "",
         "left": left,
-        "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since)),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.ended_at or row.began_at or row.submitted_at)),
         "config": row.config_path,
-        "here": here,
+        "here": bills is not None,
     }
+
+
+def _cost(money: dict[str, Any] | None) -> str:
+    """Return what a job has cost as a person reads it: with the bound where a price is not known, or ``?``."""
+    if money is None:
+        return ""
+    words = " + ".join(f"{amount:.2f} {currency}" for currency, amount in sorted(money["by_currency"].items()))
+    unpriced = [name for name in money["unpriced"] if not name.startswith("local/")]
+    text = " + ".join(part for part in (words, "?" if unpriced else "") if part)
+    return f"at most {text}" if money["upper_bound"] else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -11,13 +12,15 @@ import pytest
 
 from provisioner.config import Config, parse
 from provisioner.controller.directory import JobDirectory, JobRecord
+from provisioner.controller.ledger import bill_of
+from provisioner.controller.records import Choice
 from provisioner.controller.serving.by_hand import submit
 from provisioner.controller.serving.database import Database
 from provisioner.controller.serving.guarded import guarded
 from provisioner.controller.serving.job import _within
 from provisioner.controller.serving.jobs import JobStore, QueuedJob, State, Wish
-from provisioner.controller.serving.ledger import Ledger
 from provisioner.controller.serving.locks import number
+from provisioner.controller.serving.seats import Seats
 from provisioner.errors import ConfigError, LimitReached
 from provisioner.model import Failure, Gpu, JobRef, Launch, Market, Money, Node, Offer
 from tests import postgres
@@ -112,13 +115,13 @@ def test_two_state_roots_in_one_database_do_not_see_each_others_jobs(url: str, t
 
 
 def test_a_limit_holds_when_all_ask_at_once_and_a_token_is_booked_once(store: JobStore) -> None:
-    ledger = Ledger(store, {"aws/many": 3, "aws/other": 0})
-    answers = at_once(8, lambda n: ledger.book(f"job{n}", f"token{n}", OFFER, "many"))
+    seats = Seats(store, {"aws/many": 3, "aws/other": 0})
+    answers = at_once(8, lambda n: seats.book(f"job{n}", f"token{n}", "aws", "many"))
     assert sorted(bool(full) for full in answers) == [False] * 3 + [True] * 5
-    booked = next(n for n in range(8) if not ledger.book(f"job{n}", f"token{n}", OFFER, "many"))
-    ledger.gone(f"token{booked}")
-    assert ledger.book("another", "another", OFFER, "many") == ""
-    assert "aws/many: 3 machines of at most 3" in ledger.book("another", "one more", OFFER, "many")
+    booked = next(n for n in range(8) if not seats.book(f"job{n}", f"token{n}", "aws", "many"))
+    seats.free(f"token{booked}")
+    assert seats.book("another", "another", "aws", "many") == ""
+    assert "aws/many: 3 machines of at most 3" in seats.book("another", "one more", "aws", "many")
 
 
 class OneMachine:
@@ -152,13 +155,12 @@ def test_without_its_lock_a_job_makes_no_call_of_a_cloud(store: JobStore) -> Non
             raise Lost
 
     cloud = OneMachine()
-    now = [1000.0]
-    ledger = Ledger(store, {"aws/mine": 1}, now=lambda: now[0])
-    found = guarded(cloud, "digits", ledger, check)
+    seats = Seats(store, {"aws/mine": 1})
+    found = guarded(cloud, "digits", seats, check)
     launch = Launch(JobRef("digits", "00000001"), 1, "token", "", 60.0)
     node = found.claim(OFFER, launch)
     assert isinstance(node, Node)
-    assert ledger.has_machine("digits")
+    assert seats.taken("digits")
     refused = found.claim(OFFER, Launch(JobRef("digits", "00000001"), 2, "other", "", 60.0))
     assert isinstance(refused, Failure)
     assert (refused.code, cloud.calls) == ("MachineLimit", ["claim"]), "no call for a machine without room"
@@ -168,20 +170,18 @@ def test_without_its_lock_a_job_makes_no_call_of_a_cloud(store: JobStore) -> Non
             call()
     assert cloud.calls == ["claim"]
     held[0] = True
-    now[0] += 1800
     found.release(node)
-    account = ledger.accounts()[(store.root, "digits")]
-    assert (account.words, account.where) == ("3.00 USD", ""), "half an hour at 6 USD"
-    assert not ledger.has_machine("digits")
+    assert not seats.taken("digits")
 
 
 def test_a_budget_counts_what_the_runs_before_a_pause_have_cost() -> None:
     config: Config = parse(FILE, "f.yaml", Path(), {}, for_start=False)
-    assert _within(config, {}).policy.budget == Money(Decimal(10), "USD")
-    left = _within(config, {"USD": Decimal(4), "CNY": Decimal(config.policy.usd_cny)}).policy.budget
-    assert left == Money(Decimal(5), "USD")
+    node = Node("i-1", OFFER, JobRef("digits", "00000001"), 1, "token", 1000.0)
+    hour = replace(bill_of(node, Choice(OFFER), 86400.0), ended=1000.0 + 3600)
+    assert _within(config, []).policy.budget == Money(Decimal(10), "USD")
+    assert _within(config, [hour]).policy.budget == Money(Decimal(4), "USD"), "an hour at 6 USD"
     with pytest.raises(LimitReached, match="10 USD is spent"):
-        _within(config, {"USD": Decimal("10.5")})
+        _within(config, [hour, hour])
 
 
 def test_a_job_that_was_begun_by_hand_and_has_not_ended_is_not_submitted(store: JobStore, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import Any, Final
 
 from provisioner.clouds.base import Accounted, Cloud
-from provisioner.controller.serving.ledger import Ledger
+from provisioner.controller.serving.seats import Seats
 from provisioner.model import Failure, FailureKind, Launch, Node, Offer, Scope
 
 FULL_S: Final = 30.0
@@ -24,28 +24,26 @@ TERRAFORM_AT_ONCE: Final = 3
 _terraform = threading.BoundedSemaphore(TERRAFORM_AT_ONCE)
 
 
-def guarded(cloud: Cloud, job: str, ledger: Ledger, check: Callable[[], None]) -> Cloud:
+def guarded(cloud: Cloud, job: str, seats: Seats, check: Callable[[], None]) -> Cloud:
     """Return the same cloud. ``check`` ends this process where the lock is lost."""
     account = cloud.account if isinstance(cloud, Accounted) else ""
     claim, release = cloud.claim, cloud.release
 
     def claimed(offer: Offer, launch: Launch) -> Node | Failure:
-        full = ledger.book(job, launch.token, offer, account)
+        full = seats.book(job, launch.token, offer.cloud, account)
         if full:
             advice = "wait for another job's end, or raise --machines"
             return Failure(FailureKind.NO_CAPACITY, Scope.ACCOUNT, LIMIT_CODE, full, advice, FULL_S)
         check()
         answer = claim(offer, launch)
         if isinstance(answer, Failure):
-            ledger.gone(launch.token)
-        else:
-            ledger.claimed(answer)
+            seats.free(launch.token)
         return answer
 
     def released(node: Node) -> None:
         check()
         release(node)
-        ledger.gone(node.token)
+        seats.free(node.token)
 
     for name in GUARDED:
         _replace(cloud, name, _checked(getattr(cloud, name), check, alone=name in BY_TERRAFORM))

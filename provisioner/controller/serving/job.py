@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
 from provisioner.config import Config, parse
+from provisioner.controller.billing import convert
 from provisioner.controller.directory import Held, JobDirectory
 from provisioner.controller.engine import Engine, FlowRun
 from provisioner.controller.flow import Effects
 from provisioner.controller.hints import ask_to_save
 from provisioner.controller.launch import open_job_store
+from provisioner.controller.ledger import Bill, bills
 from provisioner.controller.run import Controller
 from provisioner.controller.serving.guarded import LIMIT_CODE, guarded
 from provisioner.controller.serving.jobs import JobStore, QueuedJob, State, Wish
-from provisioner.controller.serving.ledger import Ledger
 from provisioner.controller.serving.locks import Locks, Lost
+from provisioner.controller.serving.seats import Seats
 from provisioner.errors import CloudError, ConfigError, FailoverError, LimitReached
 from provisioner.model import Money
 
@@ -44,7 +44,7 @@ class Serving:
 
     controller: str
     store: JobStore
-    ledger: Ledger
+    seats: Seats
     engine: Engine
     locks: Locks
     environ: Mapping[str, str]
@@ -82,7 +82,6 @@ class ServedJob:
         self._serving = serving
         self._controller: Controller | None = None
         self._wish = Wish.NONE
-        self._spent: dict[str, Decimal] = {name: Decimal(str(sum_)) for name, sum_ in json.loads(job.spent).items()}
 
     def start(self) -> None:
         """Begin, or go on."""
@@ -98,7 +97,7 @@ class ServedJob:
 
     def _take_down(self, controller: Controller, wish: Wish) -> None:
         try:
-            if wish is not Wish.CANCEL_NOW and self._serving.ledger.has_machine(self.name):
+            if wish is not Wish.CANCEL_NOW and self._serving.seats.taken(self.name):
                 store = open_job_store(controller.config, controller.environ)
                 ask_to_save(store, GENTLY_S, say=self._say, wait=self._wait_for_end)
         except FailoverError as error:
@@ -117,9 +116,8 @@ class ServedJob:
             if state is State.QUEUED:
                 _insist(lambda: serving.store.put_back(name, serving.controller, reason, AGAIN_S))
             else:
-                _insist(lambda: serving.ledger.closed(name))
-                spent = json.dumps({currency: str(amount) for currency, amount in self._spent.items()})
-                _insist(lambda: serving.store.end(name, serving.controller, state, reason, spent))
+                _insist(lambda: serving.seats.free_all(name))
+                _insist(lambda: serving.store.end(name, serving.controller, state, reason))
             self.ended = state
             serving.show(name, {"kind": "served", "state": state.value, "reason": reason})
         except Lost as error:
@@ -159,7 +157,7 @@ class ServedJob:
             return told
         try:
             controller.begin(self._job.config)
-            controller.config = _within(controller.config, self._spent)
+            controller.config = _within(controller.config, self._spent_before(controller))
         except ConfigError as error:
             return State.FAILED, str(error)
         except LimitReached as error:
@@ -187,11 +185,16 @@ class ServedJob:
         serving.engine.forget(workflow, delete=True)
         return state, reason
 
+    def _spent_before(self, controller: Controller) -> list[Bill]:
+        """Return the machines of this job's runs before it was paused."""
+        since, run = self._job.submitted_at, controller.record.run
+        return [bill for bill in bills(controller.directory.path) if bill.begun >= since and bill.run != run]
+
     def _effects(self, controller: Controller) -> Effects:
         serving = self._serving
         if serving.effects is not None:
             return serving.effects(controller, serving.check)
-        return controller.world(lambda cloud: guarded(cloud, self.name, serving.ledger, serving.check))
+        return controller.world(lambda cloud: guarded(cloud, self.name, serving.seats, serving.check))
 
     def _ended_untold(self, directory: JobDirectory) -> tuple[State, str] | None:
         """Return how the run ended, where the controller before died just before it could tell the queue."""
@@ -206,8 +209,6 @@ class ServedJob:
         return State.FAILED, f"its run broke off; failover status {self.name} shows what happened"
 
     def _judged(self, report: Mapping[str, Any]) -> tuple[State, str]:
-        for currency, amount in report.get("cost_estimate", {}).get("by_currency", {}).items():
-            self._spent[currency] = self._spent.get(currency, Decimal(0)) + Decimal(str(amount))
         if isinstance(step := report.get("final_step"), int):
             self._serving.steps[self.name] = step
         result, reason = str(report.get("result")), str(report.get("reason") or "")
@@ -269,17 +270,16 @@ class ServedJob:
         self._serving.show(self.name, {"kind": "told", "words": words})
 
 
-def _within(config: Config, spent: Mapping[str, Decimal]) -> Config:
+def _within(config: Config, spent: Sequence[Bill]) -> Config:
     """Return the configuration with what is left of the budget. Raises LimitReached where nothing is."""
-    budget = config.policy.budget
+    budget, now = config.policy.budget, time.time()
     if budget is None:
         return config
-    left, rate = budget.amount, Decimal(str(config.policy.usd_cny))
-    for currency, amount in spent.items():
-        if currency == budget.currency:
-            left -= amount
-        else:
-            left -= amount / rate if currency == "CNY" else amount * rate
+    left = budget.amount
+    for bill in spent:
+        amount = bill.cost(now)
+        if amount is not None and bill.hourly is not None:
+            left -= convert(Money(amount, bill.hourly.currency), budget.currency, config.policy.usd_cny)
     if left <= 0:
         raise LimitReached(f"budget of {budget} is spent by the runs before")
     policy = config.policy.model_copy(update={"budget": Money(left, budget.currency)})

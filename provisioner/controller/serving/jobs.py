@@ -29,7 +29,6 @@ JOBS: Final = sa.Table(
     sa.Column("version", sa.String(32), nullable=False, default=""),
     sa.Column("controller", sa.String(128), nullable=False, default=""),
     sa.Column("step", sa.BigInteger),
-    sa.Column("spent", sa.Text, nullable=False, default="{}"),
     sa.Column("submitted_at", sa.Float, nullable=False),
     sa.Column("began_at", sa.Float),
     sa.Column("ended_at", sa.Float),
@@ -63,10 +62,7 @@ OVER: Final = (State.DONE, State.FAILED, State.CANCELLED)
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job of the queue. Times are Unix seconds. ``workflow`` is empty until its run has begun.
-
-    ``spent`` is JSON, by currency: what the runs before a pause have cost, which the budget counts.
-    """
+    """A job of the queue. Times are Unix seconds. ``workflow`` is empty until its run has begun."""
 
     root: str
     name: str
@@ -79,7 +75,6 @@ class QueuedJob:
     version: str
     controller: str
     step: int | None
-    spent: str
     submitted_at: float
     began_at: float | None
     ended_at: float | None
@@ -104,7 +99,7 @@ class JobStore:
 
     @answered
     def _make_tables(self) -> None:
-        from provisioner.controller.serving import ledger  # noqa: F401 - its table is made, too
+        from provisioner.controller.serving import seats  # noqa: F401 - its table is made, too
 
         try:
             METADATA.create_all(self.engine)
@@ -130,7 +125,6 @@ class JobStore:
             "version": "",
             "controller": "",
             "step": None,
-            "spent": "{}",
             "submitted_at": self._now(),
             "began_at": None,
             "ended_at": None,
@@ -209,10 +203,9 @@ class JobStore:
         self._change(name, (State.RUNNING,), back, JOBS.c.controller == controller)
 
     @answered
-    def end(self, name: str, controller: str, state: State, reason: str, spent: str | None = None) -> None:
-        """Note how a run ended, and what it has ``spent`` with those before it."""
+    def end(self, name: str, controller: str, state: State, reason: str) -> None:
+        """Note how a run ended."""
         values = {"state": state, "wish": Wish.NONE, "reason": reason, "ended_at": self._now()}
-        values |= {} if spent is None else {"spent": spent}
         self._change(name, (State.RUNNING,), values, JOBS.c.controller == controller)
 
     @answered

@@ -17,8 +17,8 @@ from provisioner.controller.run import Controller
 from provisioner.controller.serving.database import VARIABLE, Database
 from provisioner.controller.serving.job import ServedJob, Serving, controller_name
 from provisioner.controller.serving.jobs import JobStore, QueuedJob, State
-from provisioner.controller.serving.ledger import Ledger
 from provisioner.controller.serving.locks import FileLocks, Locks, Lost, SessionLocks
+from provisioner.controller.serving.seats import Seats
 from provisioner.errors import CloudError
 
 LOOK_S: Final = 1.0
@@ -73,8 +73,8 @@ class Server:
         locks = self._locks()
         locks.watch(stop)
         engine = Engine(self.database.flows_url, executor=self.name, queue=QUEUE + self.name)
-        ledger = Ledger(store, options.machines)
-        self.serving = Serving(self.name, store, ledger, engine, locks, kept, stop, show, effects)
+        seats = Seats(store, options.machines)
+        self.serving = Serving(self.name, store, seats, engine, locks, kept, stop, show, effects)
 
     def _locks(self) -> Locks:
         return SessionLocks(self.database, self.name) if self.database.shared else FileLocks(self.database.root)
