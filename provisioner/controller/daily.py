@@ -36,19 +36,22 @@ class Day:
     hourly: Decimal
     """What all running machines that count cost an hour."""
     ends: float
+    at: float
+    """When it stood so."""
 
     @property
     def left(self) -> Decimal:
         """What is left of it."""
         return self.budget.amount - self.spent
 
-    def ends_at(self, now: float) -> float | None:
-        """Return when it is used up, as things go on; None where the day ends before."""
+    @property
+    def used_up_at(self) -> float | None:
+        """When it is used up, as things go on; None where the day ends before."""
         if self.left <= 0:
-            return now
+            return float("-inf")
         if self.hourly <= 0:
             return None
-        at = now + float(self.left / self.hourly) * 3600
+        at = self.at + float(self.left / self.hourly) * 3600
         return at if at < self.ends else None
 
     @property
@@ -96,6 +99,10 @@ class Daily:
             self._seen = now, self._look()
         return self._seen[1]
 
+    def budgets(self) -> list[tuple[str, Money]]:
+        """Return what the budgets are, whatever was spent."""
+        return [(day.kind, day.budget) for day in self.days()]
+
     def _look(self) -> list[Day]:
         self._read()
         if self._budget is None and self._of_all is None:
@@ -128,7 +135,7 @@ class Daily:
                 continue
             spent += self._in(Money(amount, bill.hourly.currency), budget)
             hourly += self._in(bill.hourly, budget) if bill.runs(now) else Decimal(0)
-        return Day(kind, budget, spent, hourly, ends)
+        return Day(kind, budget, spent, hourly, ends, now)
 
     def _in(self, money: Money, budget: Money) -> Decimal:
         return convert(money, budget.currency, self._usd_cny)

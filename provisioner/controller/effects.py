@@ -51,6 +51,8 @@ from provisioner.telemetry.events import EventLog
 
 PAUSE_FIRST_S = 30.0
 PAUSE_MOST_S = 300.0
+REST_S = 900.0
+"""How long a job rests before it looks at the day's budget anew, in seconds."""
 ADOPT_TRIES = 3
 ALIVE_S = 60.0
 """A machine whose last heartbeat is younger than this trains, whatever ``lost_after`` says, in seconds."""
@@ -101,6 +103,8 @@ class World:
         self._enough_prepared = threading.Event()
         self._prepared: set[str] = set()
         self._holds = False
+        self._too_dear_until: float | None = None
+        self._rests_until: float | None = None
         self._markets: planner.Markets | None = None
         self._adopting: set[str] = set()
         self.refusals = Refusals(failures, job.name, self.cloud, events, now)
@@ -180,8 +184,11 @@ class World:
                 self.events.emit("asked", cloud="autodl", offers=len(free), problems=[p.message for p in problems])
                 memory = self.refusals.memory(self._cloud_names(), begun.at)
                 at = standing(self.config, begun, past, self.now())
-                rest, again = self._rest_until(past, *free), bool(free) and not late
-                return Asked(free, self.now(), tuple(problems), again, stop, memory, standing=at, until=rest)
+                self._too_dear_until = self._rest_until(past, *free) if free else None
+                if self._too_dear_until is not None:  # a fallback may be cheaper
+                    free = ()
+                again = bool(free) and not late
+                return Asked(free, self.now(), tuple(problems), again, stop, memory, standing=at)
             self.take_down.wait(min(self.config.policy.poll, max(0.1, until - self.now())))
 
     def ask_fallback(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
@@ -198,6 +205,7 @@ class World:
         self.events.emit("asked", cloud="fallback", offers=len(left), problems=[p.message for p in problems])
         stop = self.why_stop(begun, past) or beyond_budget(self.config, plan, known)
         rest = self._rest_until(past, *(one.offer for one in plan.ranked[:1]))
+        rest = self._too_dear_until if rest is None and not plan.ranked else rest
         return Asked(left, self.now(), tuple(problems), False, stop, memory, passed, at, rest)  # noqa: FBT003 - not again
 
     def _rest_until(self, past: tuple[Placement, ...], *offers: Offer) -> float | None:
@@ -208,11 +216,17 @@ class World:
         return None if found is None else found[0]
 
     def rest(self, begun: Begun, past: tuple[Placement, ...], until: float) -> float:
-        """Wait without a machine until a day's budget is there again: the next day, or when somebody has raised it."""
-        rest = self.daily.rest_until(past[-1].claimed.price if past else None)
-        words = rest[1] if rest is not None else "a day's budget is used up"
-        self.events.emit("resting", until=until, words=words, at=time.strftime("%H:%M", time.localtime(until)))
-        while self.now() < until and not self.why_stop(begun, past) and self._rest_until(past) is not None:
+        """Wait without a machine until a day's budget is there again: the next day, or when somebody has changed it.
+
+        After a while it is looked at anew in any case: it may have been changed while no controller ran.
+        """
+        if until != self._rests_until:
+            rest = self.daily.rest_until(past[-1].claimed.price if past else None)
+            words = rest[1] if rest is not None else "what is left of the day's budget is too little for a machine"
+            self.events.emit("resting", until=until, words=words, at=time.strftime("%H:%M", time.localtime(until)))
+            self._rests_until = until
+        budgets, until = self.daily.budgets(), min(until, self.now() + REST_S)
+        while self.now() < until and not self.why_stop(begun, past) and self.daily.budgets() == budgets:
             self.take_down.wait(min(self.config.policy.poll, max(0.1, until - self.now())))
         return self.now()
 

@@ -18,6 +18,10 @@ from provisioner.model import Money
 DEADLINE, BUDGET = "the job's deadline", "the job's budget"
 
 
+NOTICE_S = 120.0
+"""What a day's budget that ends at once leaves for a last checkpoint, in seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """When a limit of the policy ends the job (Unix time), what it is, and the line that says so then."""
@@ -54,6 +58,7 @@ class Limits:
         self.policy = policy
         self.daily = daily
         self._now = now
+        self._not_before: dict[tuple[object, ...], float] = {}
 
     def reached(self, begun: Begun, past: Sequence[Placement], current: Claimed | None, now: float) -> str:
         """Return the limit that is reached as one line, or nothing.
@@ -91,10 +96,17 @@ class Limits:
             yield Share(key, used, f"{used:.0%} of {day.kind}, {day.budget}, are used", day.ends)
 
     def _days(self) -> Iterator[Limit]:
+        """Yield the days' budgets that end.
+
+        One that is all but used up when it is first seen, since somebody has lowered it, leaves time to save.
+        """
         now = self._now()
         for day in self.daily.days() if self.daily is not None else ():
-            if (at := day.ends_at(now)) is not None:
-                yield Limit(at, day.kind, day.line)
+            at, key = day.used_up_at, (day.kind, day.budget, day.ends)
+            sudden = at is not None and at < now + NOTICE_S
+            not_before = self._not_before.setdefault(key, now + NOTICE_S if sudden else float("-inf"))
+            if at is not None:
+                yield Limit(max(at, not_before), day.kind, day.line)
 
     def _deadline(self, begun: Begun) -> Limit | None:
         deadline = self.policy.deadline

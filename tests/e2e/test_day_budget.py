@@ -56,7 +56,7 @@ def test_at_a_day_budget_the_job_saves_rests_without_a_machine_and_goes_on_witho
     thread = threading.Thread(target=lower_it_and_raise_it)
     thread.start()
     try:
-        report: dict[str, Any] = Drill(scenario, directory=folder, provider="stand-in", step_seconds=1.0).run()
+        report: dict[str, Any] = Drill(scenario, directory=folder, provider="stand-in", step_seconds=2.0).run()
     finally:
         done.set()
         thread.join()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -26,6 +27,7 @@ from provisioner.controller.watch import Signs, judge
 from provisioner.errors import ConfigError
 from provisioner.model import Ending, Money, NodeState
 from provisioner.telemetry.events import EventLog, read
+from tests.sweeps import world
 from tests.unit.test_costs import bill
 from tests.unit.test_flow import Killed, Recorder, World, run
 from tests.unit.test_limits_report import HALF_HOUR_OF_DOLLARS, Policy
@@ -109,6 +111,30 @@ def test_the_budget_of_all_jobs_counts_all_jobs_in_every_currency_and_may_change
     house.now += 2
     (house.root / "limits.yaml").unlink()
     assert limits.first(Begun(0, 1), (), MACHINE) is None
+
+
+def test_a_budget_that_is_lowered_below_what_was_spent_leaves_two_minutes_to_save(house):
+    house.job("digits")
+    house.limit_all("50 USD")
+    limits = house.limits()
+    house.now += 4 * 3600
+    assert limits.reached(Begun(0, 1), (), MACHINE, house.now) == ""
+    house.limit_all("1 USD")
+    house.now += 10
+    at = house.now
+    for seconds, line in ((0, ""), (60, ""), (119, ""), (120, "budget of 1 USD a day for all jobs reached")):
+        house.now = at + seconds
+        assert limits.reached(Begun(0, 1), (), MACHINE, house.now) == line
+
+
+def test_a_budget_that_was_foreseen_is_reached_while_the_clock_goes_on(house):
+    """Each question takes time: the moment must not move on with it."""
+    house.job("digits")
+    limits = house.limits("1")
+    assert limits.reached(Begun(0, 1), (), MACHINE, house.now) == ""
+    house.now += 7200
+    now, house.now = house.now, house.now + 0.001
+    assert limits.reached(Begun(0, 1), (), MACHINE, now) == "budget of 1 USD a day reached"
 
 
 def test_without_a_machine_a_day_is_no_limit_but_a_rest_also_for_what_would_not_last_half_an_hour(house):
@@ -229,3 +255,35 @@ def test_a_job_that_rests_goes_on_the_next_day_killed_anywhere(days, die_after, 
     assert (report["result"], report["leaked"], report["steps_lost"]) == ("completed", [], 0)
     assert len(report["placements"]) == days
     assert len(world.rested) in {days - 1, days}, "one that was repeated after a crash returns at once"
+
+
+def test_a_job_whose_machines_are_too_dear_for_a_day_rests_and_does_not_ask_again_and_again(tmp_path):
+    """40 USD an hour against 3 USD a day; somebody raises the budget of all jobs while it rests."""
+
+    class Dear:
+        def offers(self, _request: object) -> list:
+            return [replace(HALF_HOUR_OF_DOLLARS.node.offer, region="us-east-1", price_per_hour=usd("40"))]
+
+    (tmp_path / "limits.yaml").write_text("budget_per_day: 3 USD\n")
+    made: Any = world({"aws": Dear()}, {"fallback": [{"aws": {"regions": ["us-east-1"]}}]}, tmp_path)
+    clock = iter(range(10**6))
+    made.now = made.daily._now = made.limits._now = lambda: 1_796_047_306.0 + next(clock)
+    asked = made.ask_fallback(Begun(0.0, 1), ())
+    assert asked.until is not None
+    waits: list[float] = []
+
+    class Waiting:
+        def is_set(self) -> bool:
+            return False
+
+        def wait(self, seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 5:
+                (tmp_path / "limits.yaml").write_text("budget_per_day: 100 USD\n")
+
+    made.take_down = Waiting()
+    made.rest(Begun(0.0, 1), (), asked.until)
+    assert len(waits) == 5
+    assert made.ask_fallback(Begun(0.0, 1), ()).until is None
+    kinds = [event["kind"] for event in read(made.directory.path / "events.jsonl")]
+    assert kinds.count("resting") == 1
