@@ -186,6 +186,26 @@ def test_the_server_removes_what_an_ended_run_has_left_and_nothing_that_a_job_ha
 
 
 @pytest.mark.slow
+def test_a_controller_that_cannot_take_a_job_up_leaves_it_and_its_machine_as_they_are(queue: Queue) -> None:
+    queue.environ["MY_TOKEN"] = "canary-token"
+    queue.submit(queue.job("long", steps=200, pace=0.1, job={"secrets": ["MY_TOKEN"]}))
+    with queue.served():
+        queue.wait_for_step_of("long", 3)
+    del queue.environ["MY_TOKEN"]
+    with queue.served() as poor:
+        assert poor.stderr is not None
+        told = next(line for line in poor.stderr if "cannot be taken up here" in line)
+        assert "MY_TOKEN" in told
+        assert queue.nodes() != []
+        assert queue.states() == {"long": "RUNNING"}
+    queue.environ["MY_TOKEN"] = "canary-token"
+    code, _, err = queue.call("serve", "--once")
+    assert code == 0, err
+    assert queue.states() == {"long": "DONE"}
+    assert len(queue.report("long")["placements"]) == 1
+
+
+@pytest.mark.slow
 def test_no_more_machines_than_the_limit_and_who_waits_for_one_is_served_later(queue: Queue) -> None:
     queue.submit(queue.job("one", steps=40), queue.job("two", steps=40))
     with queue.served("--machines", "local=1", "--once") as server:

@@ -34,8 +34,8 @@ AGAIN_S: Final = 30.0
 """How long a job waits that could not be begun, in seconds."""
 
 
-TRY_S: Final = 5.0
-"""How long a job is left alone after a fault of the controller, in seconds."""
+class NotNow(Exception):
+    """A run that has begun cannot be taken up here: it stays as it is, for the next try or another controller."""
 
 
 @dataclass
@@ -78,6 +78,8 @@ class ServedJob:
         self.key = job.key
         self.over = threading.Event()
         self.ended: State | None = None
+        self.again_s = 0.0
+        """How long this controller leaves the job alone, which it has not brought to an end."""
         self._job = job
         self._serving = serving
         self._controller: Controller | None = None
@@ -122,28 +124,37 @@ class ServedJob:
             serving.show(name, {"kind": "served", "state": state.value, "reason": reason})
         except Lost as error:
             serving.stop(str(error))
-        except Exception as error:  # noqa: BLE001 - the job stays ours, and is taken up anew
+        except NotNow as error:
+            self.again_s = AGAIN_S
+            self._say(f"it cannot be taken up here, and stays as it is: {error}")
+        except Exception as error:  # noqa: BLE001 - one job's fault is not another's
+            self.again_s = AGAIN_S
             words = str(error).strip().splitlines()
             self._say(f"trying again: {type(error).__name__}: {words[0] if words else ''}")
-            time.sleep(TRY_S)
         finally:
             self.over.set()
 
     def _outcome(self) -> tuple[State, str]:
         """Run the job; return its state and why. QUEUED: it could not be begun now."""
         try:
-            if self._job.state is State.RUNNING:
+            if self._job.state is State.RUNNING and self._job.controller != self._serving.controller:
                 self._say(f"taken over from {self._job.controller.rpartition(':')[0]}")
                 time.sleep(self._serving.locks.grace_s)
             self._serving.check()
             controller = self._opened()
         except ConfigError as error:
-            return State.FAILED, str(error)
+            return self._refused(State.FAILED, error)
         try:
             with self._folder(controller.directory):
                 return self._flown(controller)
         except Held as error:
-            return self._instead(str(error))
+            return self._refused(State.QUEUED, error)
+
+    def _refused(self, state: State, error: FailoverError) -> tuple[State, str]:
+        """Return what becomes of a job that could not be begun. Raises NotNow for one that may have a machine."""
+        if self._job.state is State.RUNNING:
+            raise NotNow(str(error)) from error
+        return self._instead(str(error)) if state is State.QUEUED else (state, str(error))
 
     def _opened(self) -> Controller:
         path = Path(self._job.config_path)
@@ -158,13 +169,12 @@ class ServedJob:
         try:
             controller.begin(self._job.config)
             controller.config = _within(controller.config, self._spent_before(controller))
-        except ConfigError as error:
-            return State.FAILED, str(error)
-        except LimitReached as error:
+        except (ConfigError, LimitReached) as error:
+            refused = self._refused(State.FAILED, error)
             controller.directory.close()
-            return State.FAILED, str(error)
+            return refused
         except CloudError as error:  # the store does not answer
-            return self._instead(str(error))
+            return self._refused(State.QUEUED, error)
         serving, workflow = self._serving, controller.record.workflow_id
         _insist(lambda: serving.store.began(self.name, serving.controller, workflow))
         flow = FlowRun(self._effects(controller), before_step=lambda _: serving.check())

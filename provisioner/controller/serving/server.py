@@ -68,6 +68,8 @@ class Server:
         self._show = show
         self._jobs: dict[str, ServedJob] = {}
         self._told: set[str] = set()
+        self._later: dict[str, float] = {}
+        """When a job that could not be brought to its end here is looked at again, by ``time.monotonic``."""
         kept = {name: value for name, value in environ.items() if name != VARIABLE}
         store = JobStore(self.database)
         locks = self._locks()
@@ -126,6 +128,8 @@ class Server:
         return not rows and not self._jobs
 
     def _may_take(self, row: QueuedJob) -> bool:
+        if time.monotonic() < self._later.get(row.name, 0.0):
+            return False
         if row.state is State.QUEUED:
             return row.not_before <= time.time()
         if row.version in {"", WORKFLOW_VERSION}:
@@ -156,6 +160,8 @@ class Server:
                 self.serving.locks.give(job.key)
                 if job.ended is not None:
                     self.ended[name] = job.ended
+                if job.again_s:
+                    self._later[name] = time.monotonic() + job.again_s
 
     def _note_steps(self) -> None:
         steps = dict(self.serving.steps)
