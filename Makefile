@@ -52,7 +52,7 @@ test-all: setup try-servers ## The slow tests: real Terraform, whole drills
 	@$(BIN)/pytest -n 3 --dist worksteal -m 'slow and not thorough and not chaos' -o timeout=900 $(ARGS)
 
 .PHONY: test-chaos
-test-chaos: setup ## The controller under fire: 100 random schedules, two at a time (ARGS="--seed 17": one; "--schedules 9": the first 9)
+test-chaos: setup ## The controller under fire: 100 random schedules, two at a time (ARGS="--seed 17": one; "--first 100": another hundred)
 	@$(BIN)/pytest -n $(or $(WORKERS),2) --dist worksteal -m chaos tests/chaos $(ARGS)
 
 .PHONY: servers try-servers

@@ -9,4 +9,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Say which schedules are played."""
     group = parser.getgroup("storms")
     group.addoption("--seed", type=int, help="play this schedule alone")
-    group.addoption("--schedules", type=int, help="play the first so many schedules")
+    group.addoption("--first", type=int, default=0, help="begin with this schedule")
+    group.addoption("--schedules", type=int, default=100, help="play so many schedules")

@@ -14,14 +14,12 @@ from tests.chaos.schedules import draw
 from tests.chaos.storm import BrokenError, play
 from tests.chaos.verdict import broken
 
-SCHEDULES = 100
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test a seed."""
-    seed, count = metafunc.config.getoption("seed", None), metafunc.config.getoption("schedules", None)
-    if "seed" in metafunc.fixturenames:
-        metafunc.parametrize("seed", [seed] if seed is not None else range(count or SCHEDULES))
+    option = metafunc.config.getoption
+    seed, first, count = option("seed", None), option("first", 0), option("schedules", 100)
+    metafunc.parametrize("seed", range(first, first + count) if seed is None else [seed])
 
 
 @pytest.mark.chaos
