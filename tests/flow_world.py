@@ -189,7 +189,8 @@ class World:
         self.config = SimpleNamespace(policy=SimpleNamespace(failback=failback, poll=1.0))
         self.take_down = SimpleNamespace(wait=self._wait, is_set=lambda: False)
         self.events = SimpleNamespace(emit=lambda *_, **__: None)
-        self.launcher = SimpleNamespace(store=SimpleNamespace(put=self._put), read_signs=self._signs)
+        store = SimpleNamespace(put=self._put, get=self._get, look=self._get)
+        self.launcher = SimpleNamespace(store=store, read_signs=self._signs)
 
     def now(self) -> float:
         """Return the place's time."""
@@ -211,6 +212,11 @@ class World:
                 self.place.hints.add(epoch)
             elif key == layout.call(epoch):
                 self.place.calls.add(epoch)
+
+    def _get(self, _: str) -> None:
+        """Nothing is known of a machine's clock: it is ours."""
+        if not self.place.store_up:
+            raise Unreachable("the store does not answer")
 
     def _signs(self, epoch: int) -> tuple[Any, Any]:
         if not self.place.store_up:

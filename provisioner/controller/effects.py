@@ -268,6 +268,7 @@ class World:
             said = f": {text}" if (text := words(answer)) else ""
             self.events.emit("refused", epoch=epoch, offer=offer.key, failure=answer.kind, code=answer.code, words=said)
             return Claimed(offer, self.now(), None, answer, choice.at_most)
+        answer = self.ledger.ours_since(answer)
         self.events.emit("claimed", epoch=epoch, offer=offer.key, node=answer.id)
         self.ledger.machine(bill_of(answer, choice, self.config.policy.ttl))
         return Claimed(offer, self.now(), answer, None, choice.at_most)

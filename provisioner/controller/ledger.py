@@ -118,6 +118,15 @@ class Ledger:
             expected_h=bill.expected_h,
         )  # fmt: skip
 
+    def ours_since(self, node: Node) -> Node:
+        """Return a machine with the time since when it is ours.
+
+        A claim that is made again after a crash gives the machine that the first one gave: it has cost money since.
+        """
+        cloud = node.offer.cloud
+        begun = [one.begun for one in bills(self._folder) if _same(one, cloud, node.id, node.epoch) and not one.ended]
+        return replace(node, claimed_at=min([node.claimed_at, *begun]))
+
     def watched(self, bill: Bill) -> None:
         """Note that a machine has the job. One that an earlier release claimed is entered now."""
         known = next((one for one in bills(self._folder) if _same(one, bill.cloud, bill.node, bill.epoch)), None)

@@ -229,7 +229,7 @@ class Storm:
         if victim == "terraform":
             return {pid for pid in marked(cloud) if _name(pid) == "terraform"}
         _, machine = self._newest()
-        pids = marked(cloud / "machines" / machine)
+        pids = {pid for pid in marked(cloud / "machines" / machine) if "guest.py" not in _command(pid)}  # the hardware
         return pids if victim == "machine" else {pid for pid in pids if "provisioner.node" in _command(pid)}
 
     def _newest(self) -> tuple[str, str]:
@@ -266,6 +266,7 @@ class Storm:
 
     def look(self) -> None:
         """Take note of every machine and every write, as the emulators tell them."""
+        asked = time.time()  # what is told was so then, and need not be so any more when the answer comes
         state, now = self._state(), time.time()
         live = {machine["id"]: machine["cloud"] for machine in state["machines"]}
         texts = {one["id"]: json.dumps(one) for cloud in ("aws", "gcp") for one in state[cloud]["instances"]}
@@ -273,9 +274,9 @@ class Storm:
         for deployment in state["autodl"]["deployments"]:
             texts |= {one["id"]: json.dumps(deployment["name"]) for one in deployment["containers"]}
         for machine, cloud in live.items():
-            fresh = {"cloud": cloud, "text": "", "first": now, "last": now}
+            fresh = {"cloud": cloud, "text": "", "first": now, "last": asked}
             seen = self.weather.sightings.setdefault(machine, fresh)
-            seen["last"], seen["text"] = now, texts.get(machine) or seen["text"]
+            seen["last"], seen["text"] = max(seen["first"], asked), texts.get(machine) or seen["text"]
         self.weather.assets.append(state["autodl"]["assets"])
         self.weather.writes = httpx.get(f"{self._box['control']}/writes", timeout=20).json()
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -126,6 +127,18 @@ def test_a_release_that_was_not_confirmed_counts_until_it_is(tmp_path):
     for at in (5000.0, 9000.0):  # a sweep finds it; another one says so again
         ledger.gone("aws", "i-1", at)
     assert [(one.ended, one.problem) for one in bills(tmp_path)] == [(5000.0, "")]
+
+
+def test_a_claim_that_is_made_again_after_a_crash_counts_from_the_first(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.machine(bill(begun=1000.0))
+    offer = Offer("aws", "us-east-1", "us-east-1a", "g4dn.xlarge", Gpu("T4", 1, 16), Market.SPOT, SOME)
+    again = Node("i-1", offer, JOB, 1, "token", claimed_at=1600.0)
+    assert ledger.ours_since(again).claimed_at == 1000.0
+    assert ledger.ours_since(replace(again, id="i-2")).claimed_at == 1600.0
+    assert ledger.ours_since(replace(again, epoch=2)).claimed_at == 1600.0
+    ledger.gone("aws", "i-1", 1500.0)
+    assert ledger.ours_since(again).claimed_at == 1600.0, "a machine that was given back and stopped is another one"
 
 
 def test_a_machine_that_an_earlier_release_claimed_is_entered_when_it_is_watched(tmp_path):

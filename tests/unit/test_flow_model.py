@@ -1,8 +1,6 @@
 """The workflow in a world where everything may happen at any step: the real Flow, the real watch and way home.
 
-Broken by hand, each was found: no release before the next claim; a home machine that is not given back; the epoch not
-counted up after a claim, or after a claim at home; a run that is taken up without its journal; a judge that takes a blind
-store for silence, or a machine that is gone for "done"; `hand_over` that calls home before the fallback has ended.
+Broken by hand, it was found: no release before the next claim.
 """
 
 from __future__ import annotations
@@ -95,7 +93,7 @@ class Fire(RuleBasedStateMachine):
                 self.place.act(one)
 
     @rule(which=st.integers(0, 3), told=st.booleans())
-    def a_machine_is_lost(self, which: int, told: bool) -> None:  # noqa: FBT001
+    def a_machine_is_lost(self, which: int, told: bool) -> None:
         for one in self._running()[which:][:1]:
             one.ended, one.known_gone = self.place.clock, told
 
