@@ -14,13 +14,16 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from provisioner.node.torch import randomness
-from provisioner.node.torch.shield import Shield
+from provisioner.node.torch.shield import shield
 
 B = TypeVar("B")
 
 
 class Batches(Generic[B]):
-    """``for batch in batches:`` is one epoch, or what is left of it. ``epoch`` and ``seen`` say where it is."""
+    """``for batch in batches:`` is one epoch, or what is left of it. ``epoch`` and ``seen`` say where it is.
+
+    A loop may leave an epoch after its last batch without asking for another one: the next one begins all the same.
+    """
 
     def __init__(self, loader: Iterable[B], seed: int) -> None:
         """Take any iterable; a DataLoader over a map-style dataset is skipped through without loading."""
@@ -29,23 +32,35 @@ class Batches(Generic[B]):
         """Samples of this epoch that all processes together have had; batches, where the loader has none to count."""
         self._loader = loader
         self._seed = seed
+        self._is_through = False
         self._generators = _generators(loader)
         self._fetch: _Fetch | None = None
         self._plan: _Plan | None = None
-        if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, Shield):
-            loader.worker_init_fn = Shield(loader.worker_init_fn)
-        if isinstance(loader, DataLoader) and _can_be_skipped(loader):
+        shield(loader)
+        if isinstance(loader, DataLoader) and can_be_skipped(loader):
             self._plan = _Plan(loader)
             self._fetch = _Fetch(loader.dataset, loader.collate_fn, seed)
             self._seekable: DataLoader[Any] = _rebuilt(loader, self._fetch, self._plan)
 
-    def state(self) -> dict[str, int]:
+    @property
+    def sampler(self) -> Batches[B]:
+        """Return itself: trainers tell a loader's sampler the epoch."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch; of the one that it is in already, nowhere."""
+        if epoch != self.epoch:
+            self.epoch, self.seen = epoch, 0
+        self._is_through = False
+
+    def state_dict(self) -> dict[str, int]:
         """Return the position."""
         return {"epoch": self.epoch, "seen": self.seen, "seed": self._seed}
 
-    def load(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, int]) -> None:
         """Go to a position."""
         self.epoch, self.seen, self._seed = int(state["epoch"]), int(state["seen"]), int(state["seed"])
+        self._is_through = False
         if self._fetch is not None:
             self._fetch.seed = self._seed
 
@@ -55,13 +70,14 @@ class Batches(Generic[B]):
 
     def __iter__(self) -> Iterator[B]:
         """Yield what is left of the epoch."""
+        if self._is_through:
+            self.set_epoch(self.epoch + 1)
         stream = randomness.Stream(_mixed(self._seed, self.epoch))
         _set_epoch(self._loader, self.epoch)
         for generator, number in self._generators:  # one that the script made goes by the epoch, too
             generator.manual_seed(_mixed(number, self.epoch))
         yield from self._skip_through(stream) if self._plan is not None else self._replay(stream)
-        self.epoch += 1
-        self.seen = 0
+        self.set_epoch(self.epoch + 1)
 
     def _skip_through(self, stream: randomness.Stream) -> Iterator[B]:
         assert self._plan is not None  # noqa: S101 - the caller looked
@@ -70,14 +86,14 @@ class Batches(Generic[B]):
         with stream:  # a loader draws a seed for its workers
             batches = iter(self._seekable)
         for number, batch in enumerate(batches):
-            self.seen = plan.seen_after(number)
+            self.seen, self._is_through = plan.seen_after(number)
             yield batch
 
     def _replay(self, stream: randomness.Stream) -> Iterator[B]:
         """Load what was seen once more and throw it away: a stream of data has no place to jump to."""
         with stream:
             batches = iter(self._loader)
-        passed = 0
+        passed, whole = 0, _length(self._loader)
         while True:
             try:
                 with stream:
@@ -86,11 +102,19 @@ class Batches(Generic[B]):
                 return
             passed += 1
             if passed > self.seen:
-                self.seen = passed
+                self.seen, self._is_through = passed, passed == whole
                 yield batch
 
 
-def _can_be_skipped(loader: DataLoader[Any]) -> bool:
+def _length(batches: Any) -> int | None:
+    try:
+        return len(batches)
+    except TypeError:  # a stream does not know
+        return None
+
+
+def can_be_skipped(loader: DataLoader[Any]) -> bool:
+    """Say whether batches can be passed over without loading them."""
     return (
         not isinstance(loader.dataset, IterableDataset)
         and loader.batch_sampler is not None
@@ -140,14 +164,14 @@ class _Plan:
         self._shared = isinstance(self._sampler, DistributedSampler) and loader.batch_size is not None
         self._stream = randomness.Stream(0)
         self._epoch = self._begin = self._first = 0
-        self._ends: list[int] = []
+        self._ends: list[tuple[int, bool]] = []
 
     def begin(self, stream: randomness.Stream, epoch: int, seen: int) -> None:
         """Take the position of the next epoch that is walked through."""
         self._stream, self._epoch, self._begin, self._ends = stream, epoch, seen, []
 
-    def seen_after(self, number: int) -> int:
-        """Return the position after the batch that was yielded as the ``number``-th."""
+    def seen_after(self, number: int) -> tuple[int, bool]:
+        """Return the position after the batch that was yielded as the ``number``-th, and whether it was the last."""
         return self._ends[number]
 
     def __len__(self) -> int:
@@ -160,6 +184,7 @@ class _Plan:
         with self._stream:
             batches = iter(self._batches)
         number = seen = 0
+        whole = _length(self._batches)
         while True:
             try:
                 with self._stream:
@@ -169,14 +194,14 @@ class _Plan:
             number += 1
             seen += len(batch)
             if seen > self._begin:
-                self._ends.append(seen)
+                self._ends.append((seen, number == whole))
                 yield _Numbered(batch, (self._epoch, seen))
 
     def _of_all(self) -> Iterator[_Numbered]:
         sampler: Any = self._sampler
         order = list(_whole_order(sampler, self._epoch))
         size, processes, rank = self._batches.batch_size, sampler.num_replicas, sampler.rank
-        at = self._begin
+        at, whole = self._begin, len(self._batches) * size * processes  # less than there is with drop_last
         while at < len(order):
             window = order[at : at + size * processes]
             at += len(window)
@@ -188,7 +213,7 @@ class _Plan:
             mine = window[rank::processes]
             if not mine or (self._batches.drop_last and len(mine) < size):
                 return
-            self._ends.append(at)
+            self._ends.append((at, at >= min(whole, len(order))))
             yield _Numbered(mine, (self._epoch, at * 4096 + rank))
 
 
@@ -202,6 +227,11 @@ def _whole_order(sampler: Any, epoch: int) -> Iterator[Any]:
 
 def _rebuilt(loader: Any, fetch: _Fetch, plan: _Plan) -> DataLoader[Any]:
     """Return a loader with the same workers over our own dataset: a loader does not let its parts be exchanged."""
+    return DataLoader(fetch, batch_sampler=plan, collate_fn=_as_it_is, **ways_of(loader))
+
+
+def ways_of(loader: Any) -> dict[str, Any]:
+    """Return how a loader loads, whatever it loads."""
     options: dict[str, Any] = {
         "num_workers": loader.num_workers,
         "pin_memory": loader.pin_memory,
@@ -211,7 +241,7 @@ def _rebuilt(loader: Any, fetch: _Fetch, plan: _Plan) -> DataLoader[Any]:
     }
     if loader.num_workers:
         options.update(prefetch_factor=loader.prefetch_factor, persistent_workers=loader.persistent_workers)
-    return DataLoader(fetch, batch_sampler=plan, collate_fn=_as_it_is, **options)
+    return options
 
 
 def _as_it_is(batch: Any) -> Any:

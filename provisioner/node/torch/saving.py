@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Callable
 
 import torch
 
 from provisioner.node.torch import folder, randomness
 from provisioner.node.torch.batches import Batches, run_seed
-from provisioner.node.torch.ranks import NOTHING, SAVE, STOP, Ranks
+from provisioner.node.torch.moments import Moments
+from provisioner.node.torch.ranks import NOTHING, STOP
 from provisioner.node.torch.surroundings import Surroundings
 from provisioner.node.torch.writer import Writer
-
-COME_AGAIN = 75
-"""EX_TEMPFAIL: the work is saved and not done."""
-
-
-class Stopped(SystemExit):
-    """The machine has to go; everything is saved. It ends the program, unless something catches SystemExit."""
-
-    def __init__(self, reason: str, code: int) -> None:
-        """Keep the reason."""
-        super().__init__(code)
-        self.reason = reason
 
 
 class Checkpointing:
@@ -53,22 +39,16 @@ class Checkpointing:
         """Take the parts; nothing is read before ``with``."""
         self.done = 0
         self.restored = False
-        self.stopping = ""
         self.batches: Batches[Any] = Batches(() if loader is None else loader, run_seed())
         self._parts = parts
         self._rng = rng
-        self._every_s = every_s
         self._keep = keep
         self._around = surroundings
-        self._monotonic = monotonic
-        self._ranks = Ranks()
+        self._moments = Moments(every_s, surroundings, monotonic)
+        self._ranks = self._moments.ranks
         self._writer = Writer()
         self._frozen = {name: _frozen(part) for name, part in parts.items()}
         self._metrics: dict[str, Any] = {}
-        self._saved: int | None = None
-        self._saved_at = monotonic()
-        self._save_s: float | None = None
-        self._before: list[tuple[signal.Signals, Any]] = []
 
     @property
     def batch_scale(self) -> float:
@@ -77,24 +57,20 @@ class Checkpointing:
 
     def __enter__(self) -> Checkpointing:  # noqa: PYI034 - typing.Self is not in Python 3.9
         self._restore()
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before.append((number, signal.signal(number, self._on_signal)))
+        self._moments.listen()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None and self._saved != self.done:
+            if kind is None and self._moments.saved_step != self.done:
                 self.save()
             self._writer.finish()
             if kind is None:
                 self._ranks.close()
         finally:
-            for number, handler in self._before:
-                signal.signal(number, handler)
-            self._before = []
+            self._moments.leave_signals()
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the epochs that are left of ``count``, from 0 on; the first of them may have begun already."""
@@ -102,7 +78,7 @@ class Checkpointing:
             epoch = self.batches.epoch
             yield epoch
             if self.batches.epoch == epoch:  # the loop over the batches was left early, or another loader is used
-                self.batches.epoch, self.batches.seen = epoch + 1, 0
+                self.batches.set_epoch(epoch + 1)
 
     def step(self, **metrics: Any) -> None:
         """Count a step, and save when it is time. ``metrics`` are numbers that the next checkpoint is to carry.
@@ -111,28 +87,22 @@ class Checkpointing:
         """
         self.done += 1
         self._metrics = {name: _detached(value) for name, value in metrics.items()}
-        self._around.report(self.done, self._save_s)
-        reason = self.stopping or self._around.stop()
-        wish = STOP if reason else SAVE if self._is_due() else NOTHING
-        agreed = self._ranks.agreed(wish)
+        agreed = self._moments.agreed(self.done)
         if agreed == NOTHING:
             return
-        if self._saved != self.done:
+        if self._moments.saved_step != self.done:
             self.save()
         if agreed == STOP:
             self._writer.finish()
-            self._ranks.close()
-            self._say(f"{reason or 'another process has to stop'}: step {self.done} is saved; leaving")
-            # torchrun would start the workers again for any other code than 0
-            raise Stopped(reason, 0 if self._around.is_elastic else COME_AGAIN)
+            raise self._moments.stop(self.done)
 
     def save(self) -> None:
         """Save now. All processes have to call it at the same step. It returns as soon as the state is copied."""
-        began = self._monotonic()
+        began = self._moments.begin()
         own = {"rng": randomness.portable(randomness.capture())} if self._rng else {}
         of_all = self._ranks.gather(own)
         if self._ranks.rank == 0:
-            step, rest = self.done, {"batches": self.batches.state(), "processes": of_all}
+            step, rest = self.done, {"batches": self.batches.state_dict(), "processes": of_all}
             metrics = {name: number for name, value in self._metrics.items() if (number := _number(value)) is not None}
 
             def write(parts: folder.Parts) -> None:
@@ -141,12 +111,7 @@ class Checkpointing:
                 folder.prune(target, self._keep)
 
             self._writer.save({name: _bare(part).state_dict() for name, part in self._parts.items()}, write)
-        self._saved, self._saved_at = self.done, self._monotonic()
-        self._save_s = self._saved_at - began
-
-    def _is_due(self) -> bool:
-        every_s = self._around.every_s() if self._every_s is None else self._every_s
-        return self._monotonic() - self._saved_at >= every_s
+        self._moments.saved(self.done, began)
 
     def _restore(self) -> None:
         found = self._ranks.same([str(path) for path in folder.newest_first(self._around.restore_from)])
@@ -154,29 +119,20 @@ class Checkpointing:
             try:
                 step, parts, rest = folder.read(Path(path))
             except (ValueError, OSError) as error:
-                self._say(f"passed over: {error}")
+                self._moments.say(f"passed over: {error}")
                 continue
             missing = sorted(set(self._parts) - set(parts))
             if missing:
                 raise ValueError(f"{path} has no {', '.join(missing)}; it was saved by another script")
             for name, part in self._parts.items():
                 _bare(part).load_state_dict(parts[name])
-            self.batches.load(rest["batches"])
+            self.batches.load_state_dict(rest["batches"])
             states = rest["processes"]
             if self._rng and self._ranks.rank < len(states) and "rng" in states[self._ranks.rank]:
                 randomness.restore(states[self._ranks.rank]["rng"])
-            self.done, self._saved, self.restored = step, step, True
-            self._say(f"going on after step {step} ({path})")
+            self.done, self._moments.saved_step, self.restored = step, step, True
+            self._moments.say(f"going on after step {step} ({path})")
             return
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as signal.signal wants it
-        if self.stopping and number == signal.SIGINT:  # a person who asks twice does not want to wait
-            raise KeyboardInterrupt
-        self.stopping = signal.Signals(number).name
-
-    def _say(self, line: str) -> None:
-        if self._ranks.rank == 0:
-            print(f"failover: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the script's own stderr
 
 
 def checkpointing(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import Callable
+from typing import Any, Callable
+
+from torch.utils.data import DataLoader
 
 
 class Shield:
@@ -28,3 +30,9 @@ def _obey(parent: int) -> None:
     while True:
         if signal.sigwaitinfo({signal.SIGTERM}).si_pid == parent:
             os._exit(0)
+
+
+def shield(loader: Any) -> None:
+    """Shield the workers that a loader will start; any other iterable is left alone."""
+    if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, Shield):
+        loader.worker_init_fn = Shield(loader.worker_init_fn)

@@ -1,0 +1,70 @@
+"""Checkpoints that a trainer writes, each a file or a directory that appears by a rename under a name with its step."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import zipfile
+from pathlib import Path
+
+_NAME = re.compile(r"(?:step|checkpoint)[-=](\d+)(?:\.ckpt)?\Z")
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """List what has a step at the end of its name, the highest first."""
+    found = []
+    if folder.is_dir():
+        for path in folder.iterdir():
+            match = _NAME.search(path.name)
+            if match and not path.name.startswith("."):
+                found.append((int(match.group(1)), path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def is_whole(path: Path) -> bool:
+    """Say whether a file of torch.save has its end. What is in it is read later; a directory is taken as it is."""
+    return path.is_dir() or zipfile.is_zipfile(path)
+
+
+def put(draft: Path, final: Path) -> None:
+    """Give a finished draft its name, once its bytes are on the disk. What has that name already is replaced."""
+    for path in sorted(draft.rglob("*"), reverse=True) if draft.is_dir() else [draft]:
+        if path.is_file():
+            _sync(path)
+    if final.exists():
+        hide(final)
+    draft.rename(final)
+    _sync(final.parent)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest of ours; a trainer's own, as ``epoch=3-step=40.ckpt``, are left alone."""
+    for path in [path for path in newest_first(folder) if _NAME.match(path.name)][keep:]:
+        hide(path)
+
+
+def hide(path: Path) -> None:
+    """Remove a checkpoint: first out of sight, so that no half of it is ever taken for one."""
+    doomed = path.with_name(f".{path.name}.old.tmp")
+    try:
+        path.rename(doomed)
+    except OSError:
+        return
+    remove(doomed)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a directory that may be there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
