@@ -12,8 +12,8 @@ from provisioner import planner
 from provisioner.clouds.base import Cloud, Explains, Request
 from provisioner.config import Config, StoreConfig
 from provisioner.controller import recovery, survey, traffic
+from provisioner.controller.background import Background
 from provisioner.controller.billing import convert
-from provisioner.controller.clocks import age_s
 from provisioner.controller.course import WorldCourse
 from provisioner.controller.daily import Daily, is_daily, read_limit
 from provisioner.controller.directory import JobDirectory
@@ -22,7 +22,7 @@ from provisioner.controller.flow import TAKEN_DOWN
 from provisioner.controller.launch import Launcher
 from provisioner.controller.ledger import Ledger, Terms, bill_of
 from provisioner.controller.limits import Limits
-from provisioner.controller.patience import SILENT_S, Patience
+from provisioner.controller.patience import Patience
 from provisioner.controller.race import race
 from provisioner.controller.records import (
     Asked,
@@ -40,12 +40,13 @@ from provisioner.controller.refusals import Refusals, as_failure, words
 from provisioner.controller.standing import beyond_budget, standing
 from provisioner.controller.start_failures import driver_failure
 from provisioner.controller.stores import place, stores
+from provisioner.controller.strays import release_all, release_strays
 from provisioner.controller.view import PlacementView
 from provisioner.controller.warnings import Warnings
 from provisioner.controller.watch import Watch
 from provisioner.controller.wayhome import WayHome
-from provisioner.errors import CloudError, ConfigError, Unauthorized
-from provisioner.model import Ending, Failure, FailureKind, Gpu, JobRef, Launch, Market, Node, Offer, Owned
+from provisioner.errors import CloudError, Unauthorized
+from provisioner.model import Ending, Failure, FailureKind, JobRef, Launch, Node, Offer
 from provisioner.planner import Place
 from provisioner.telemetry.events import EventLog
 
@@ -53,9 +54,6 @@ PAUSE_FIRST_S = 30.0
 PAUSE_MOST_S = 300.0
 REST_S = 900.0
 """How long a job rests before it looks at the day's budget anew, in seconds."""
-ADOPT_TRIES = 3
-ALIVE_S = 60.0
-"""A machine whose last heartbeat is younger than this trains, whatever ``lost_after`` says, in seconds."""
 PRIMARY_AGAIN_S = 20.0
 """Between two claims at the primary. A polite hunter asks every 20 to 30 s (docs/autodl.md)."""
 
@@ -98,17 +96,13 @@ class World:
         self.abreast = config.policy.race
         self._open_cloud = open_cloud
         self._clouds: dict[str, Cloud] = {}
-        self._adoption: threading.Thread | None = None
-        self._preparation: threading.Thread | None = None
-        self._enough_prepared = threading.Event()
-        self._prepared: set[str] = set()
         self._holds = False
         self._too_dear_until: float | None = None
         self._rests_until: float | None = None
         self._markets: planner.Markets | None = None
-        self._adopting: set[str] = set()
         self.refusals = Refusals(failures, job.name, self.cloud, events, now)
         self.way_home = WayHome(self)
+        self._background = Background(self)
 
     # -- the steps, in the order of a job's life ------------------------------------------------------------------
 
@@ -122,7 +116,7 @@ class World:
         read_limit(self.directory.path.parent.parent)
         for name in self._cloud_names():
             try:
-                self._release_strays(name)
+                release_strays(self, name)
             except CloudError as error:  # it may be asked again later, and another cloud may have a machine
                 self.events.emit("blind", what=name, problem=str(error))
         self.launcher.write_spec()
@@ -134,27 +128,6 @@ class World:
 
     def _blind_of_limits(self, problem: str) -> None:
         self.events.emit("blind", what="limits.yaml", problem=problem)
-
-    def _release_strays(self, name: str) -> None:
-        for thing in self.cloud(name).owned():
-            if thing.kind == "machine":
-                self._refuse_if_training(thing)
-                self.events.emit("stray", cloud=name, id=thing.id, epoch=thing.epoch)
-                self.cloud(name).release(_as_node(thing, self.job))
-                self.ledger.gone(thing.cloud, thing.id, self.now())
-
-    def _refuse_if_training(self, thing: Owned) -> None:
-        if self.take_over:
-            return
-        epoch = self.launcher.newest_epoch() if thing.epoch is None else thing.epoch
-        _, beat = self.launcher.read_signs(epoch)
-        if beat is None or beat.get("end"):
-            return
-        age = age_s(self.launcher.store, epoch, self.now())
-        if age is not None and age < max(self.config.policy.lost_after or SILENT_S, ALIVE_S):
-            message = f"job {self.job.name} trains on {thing.id} at {thing.cloud}, which this run did not start"
-            hint = "go on where it was started, or add --take-over to release it and continue from its last checkpoint"
-            raise ConfigError(message, hint=hint)
 
     def publish(self) -> Published:
         """Put the runtime and the packed workdir into the store."""
@@ -193,7 +166,7 @@ class World:
 
     def ask_fallback(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
         """List the offers of every fallback, without those that a quota has no room for."""
-        offers, problems = self.offers(self._fallback_names())
+        offers, problems = self.offers(self.fallback_names())
         memory = self.refusals.memory(self._cloud_names(), begun.at)
         at = standing(self.config, begun, past, self.now())
         known = memory or planner.FailureMemory()
@@ -279,12 +252,10 @@ class World:
 
     def watch(self, claimed: Claimed, node: Node, begun: Begun, past: tuple[Placement, ...]) -> Watched:
         """Follow the node; meanwhile let Terraform adopt it and prepare the fallbacks."""
-        if node.id not in self._adopting:  # it is watched again after a way home that came to nothing
-            self._adopting.add(node.id)
+        if self._background.adopt(node):
             self.ledger.watched(bill_of(node, Choice(claimed.offer, claimed.at_most), self.config.policy.ttl))
-            self._adoption = _in_background(self._adopt, node)
         if node.offer.cloud == "autodl":
-            self._preparation = _in_background(self._prepare_fallbacks)
+            self._background.prepare()
         view = PlacementView(self, claimed, begun, past)
         watched = Watch(view, self.patience(), self.now, self.take_down.wait).until_end(node)
         if watched.ending is Ending.HOMEWARD:
@@ -356,35 +327,20 @@ class World:
         ``claimed`` names the clouds that a claim was made at, None when that is not known. A cloud that refuses us may
         hold something of ours only if it once did not.
         """
-        self._enough_prepared.set()
-        _join(self._preparation)
-        _join(self._adoption)
+        self._background.close()
         leaked: list[str] = []
         for name in self._cloud_names():
             try:
                 cloud = self.cloud(name)
-                if self._release_all(cloud):
+                if release_all(self, cloud):
                     cloud.dismantle()
                 leaked += [f"{thing.cloud}/{thing.region}/{thing.kind}/{thing.id}" for thing in cloud.owned()]
             except CloudError as error:
-                untouched = claimed is not None and name not in claimed and name not in self._prepared
+                untouched = claimed is not None and name not in claimed and name not in self._background.prepared
                 if not (untouched and isinstance(error, Unauthorized)):
                     leaked.append(f"{name}: cannot tell: {error}")
         self.events.emit("finished", leaked=leaked)
         return Finished(self.now(), tuple(leaked))
-
-    def _release_all(self, cloud: Cloud) -> bool:
-        """Release every machine that is left; one that does not go keeps no other. Say whether all went."""
-        failed = 0
-        for thing in cloud.owned():
-            if thing.kind == "machine":
-                try:
-                    cloud.release(_as_node(thing, self.job))
-                    self.ledger.gone(thing.cloud, thing.id, self.now())
-                except CloudError as error:
-                    failed += 1
-                    self.events.emit("release_failed", node=thing.id, problem=str(error))
-        return not failed
 
     # -- what they share ------------------------------------------------------------------------------------------
 
@@ -414,9 +370,10 @@ class World:
         return stores(self.config.checkpoint, self.launcher.environ)
 
     def _cloud_names(self) -> list[str]:
-        return [*(["autodl"] if self.config.primary else []), *self._fallback_names()]
+        return [*(["autodl"] if self.config.primary else []), *self.fallback_names()]
 
-    def _fallback_names(self) -> list[str]:
+    def fallback_names(self) -> list[str]:
+        """Name the clouds of the fallbacks."""
         return survey.fallback_names(self.config)
 
     def cloud(self, name: str) -> Cloud:
@@ -463,41 +420,6 @@ class World:
             return watched.reason
         return f"{watched.reason}: {why}" if why else watched.reason
 
-    def _adopt(self, node: Node) -> None:
-        for attempt in range(1, ADOPT_TRIES + 1):
-            try:
-                self.cloud(node.offer.cloud).adopt(node)
-            except CloudError as error:
-                self.events.emit("adopt_failed", node=node.id, attempt=attempt, problem=str(error))
-                if self._gone(node):
-                    return
-            else:
-                return
-
-    def _gone(self, node: Node) -> bool:
-        try:
-            return self.cloud(node.offer.cloud).inspect(node).is_over
-        except CloudError:
-            return False
-
-    def _prepare_fallbacks(self) -> None:
-        """Prepare the fallbacks' regions, the best first, while the primary trains: it costs nothing but time now.
-
-        A claim meanwhile waits for its own region alone.
-        """
-        offers, _ = self.offers(self._fallback_names())
-        plan = self.plan(tuple(offers), memory=planner.FailureMemory(), now=self.now())
-        self.refusals.over_quota([one.offer for one in plan.ranked])  # answers are kept, should it have to move soon
-        for name, region in dict.fromkeys((one.offer.cloud, one.offer.region) for one in plan.ranked):
-            if self._enough_prepared.is_set() or self.take_down.is_set():
-                return
-            try:
-                self.cloud(name).prepare(region)
-                self._prepared.add(name)
-                self.events.emit("prepared", cloud=name, region=region)
-            except CloudError as error:
-                self.events.emit("prepare_failed", cloud=name, region=region, problem=str(error))
-
 
 def _choice(ranked: planner.Ranked) -> Choice:
     found = ranked.expected
@@ -512,21 +434,3 @@ def price_words(choice: Choice) -> str:
     if choice.offer.price_per_hour is not None:
         return str(choice.offer.price_per_hour)
     return "an unknown price" if choice.at_most is None else f"at most {choice.at_most}"
-
-
-def _in_background(call: Callable[..., None], *args: object) -> threading.Thread:
-    thread = threading.Thread(target=call, args=args, daemon=True)
-    thread.start()
-    return thread
-
-
-def _join(thread: threading.Thread | None) -> None:
-    """Wait for an adoption or a preparation. Terraform's own deadlines end them."""
-    if thread is not None:
-        thread.join()
-
-
-def _as_node(thing: Owned, job: JobRef) -> Node:
-    """Return a machine that only the cloud knows, as far as a release needs it."""
-    offer = Offer(thing.cloud, thing.region, "", "", Gpu("", 0, 0), Market.ON_DEMAND, thing.price_per_hour)
-    return Node(thing.id, offer, job, thing.epoch or 0, thing.token, claimed_at=0.0)

@@ -17,11 +17,11 @@ from provisioner.controller import orphans
 from provisioner.controller.billing import charge
 from provisioner.controller.clocks import age_s
 from provisioner.controller.directory import state_root
-from provisioner.controller.effects import ALIVE_S
 from provisioner.controller.launch import open_job_store
 from provisioner.controller.ledger import Ledger
 from provisioner.controller.orphans import MACHINE, START, Judge, Known, KnownJob, Standing, Verdict
 from provisioner.controller.patience import SILENT_S
+from provisioner.controller.strays import ALIVE_S
 from provisioner.controller.sweep_rooms import Room, Rooms
 from provisioner.errors import ConfigError, FailoverError, Unauthorized
 from provisioner.model import Money

@@ -13,6 +13,7 @@ import pytest
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.store import open_store
 from provisioner.controller.hints import ask_to_save
+from provisioner.controller.strays import refuse_if_training
 from provisioner.errors import ConfigError
 from provisioner.model import Owned
 from tests.sweeps import aws, world
@@ -35,9 +36,9 @@ def test_a_machine_that_trains_for_another_controller_is_known_whatever_its_cloc
     thing = Owned("aws", "us-east-1", "machine", "i-1", "running", "digits", 3, "t")
     if later < 60:
         with pytest.raises(ConfigError, match="trains on i-1"):
-            made._refuse_if_training(thing)
+            refuse_if_training(made, thing)
     else:
-        made._refuse_if_training(thing)
+        refuse_if_training(made, thing)
 
 
 @OFF

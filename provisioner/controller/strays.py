@@ -1,0 +1,62 @@
+"""Machines that a run did not start, or that are left at its end. One that trains for somebody else is not released."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from provisioner.clouds.base import Cloud
+from provisioner.controller.clocks import age_s
+from provisioner.controller.patience import SILENT_S
+from provisioner.errors import CloudError, ConfigError
+from provisioner.model import Gpu, JobRef, Market, Node, Offer, Owned
+
+if TYPE_CHECKING:
+    from provisioner.controller.effects import World
+
+ALIVE_S = 60.0
+"""A machine whose last heartbeat is younger than this trains, whatever ``lost_after`` says, in seconds."""
+
+
+def release_strays(world: World, name: str) -> None:
+    """Release what an earlier run left at a cloud. Raises ConfigError where that still trains, CloudError."""
+    for thing in world.cloud(name).owned():
+        if thing.kind == "machine":
+            refuse_if_training(world, thing)
+            world.events.emit("stray", cloud=name, id=thing.id, epoch=thing.epoch)
+            world.cloud(name).release(_as_node(thing, world.job))
+            world.ledger.gone(thing.cloud, thing.id, world.now())
+
+
+def refuse_if_training(world: World, thing: Owned) -> None:
+    """Raise ConfigError for a machine that trains, unless this run was told to take over."""
+    if world.take_over:
+        return
+    epoch = world.launcher.newest_epoch() if thing.epoch is None else thing.epoch
+    _, beat = world.launcher.read_signs(epoch)
+    if beat is None or beat.get("end"):
+        return
+    age = age_s(world.launcher.store, epoch, world.now())
+    if age is not None and age < max(world.config.policy.lost_after or SILENT_S, ALIVE_S):
+        message = f"job {world.job.name} trains on {thing.id} at {thing.cloud}, which this run did not start"
+        hint = "go on where it was started, or add --take-over to release it and continue from its last checkpoint"
+        raise ConfigError(message, hint=hint)
+
+
+def release_all(world: World, cloud: Cloud) -> bool:
+    """Release every machine that is left; one that does not go keeps no other. Say whether all went."""
+    failed = 0
+    for thing in cloud.owned():
+        if thing.kind == "machine":
+            try:
+                cloud.release(_as_node(thing, world.job))
+                world.ledger.gone(thing.cloud, thing.id, world.now())
+            except CloudError as error:
+                failed += 1
+                world.events.emit("release_failed", node=thing.id, problem=str(error))
+    return not failed
+
+
+def _as_node(thing: Owned, job: JobRef) -> Node:
+    """Return a machine that only the cloud knows, as far as a release needs it."""
+    offer = Offer(thing.cloud, thing.region, "", "", Gpu("", 0, 0), Market.ON_DEMAND, thing.price_per_hour)
+    return Node(thing.id, offer, job, thing.epoch or 0, thing.token, claimed_at=0.0)
