@@ -98,7 +98,7 @@ def pause(job: str, *, as_json: bool) -> int:
 @click.argument("job")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 def resume(job: str, *, as_json: bool) -> int:
-    """Put a paused JOB back at the end of the queue. It goes on from its last checkpoint."""
+    """Put a paused JOB back into the queue. It goes on from its last checkpoint."""
     with _store() as store:
         _tell(store, job, store.resume(job), "QUEUED", as_json=as_json)
     return 0
