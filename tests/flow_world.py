@@ -17,7 +17,7 @@ from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
 from provisioner.checkpoint import layout
 from provisioner.controller import moving, recovery
-from provisioner.controller.flow import Flow
+from provisioner.controller.flow import FINAL, Flow
 from provisioner.controller.patience import Patience
 from provisioner.controller.records import (
     Asked,
@@ -31,7 +31,7 @@ from provisioner.controller.records import (
     Stood,
     Watched,
 )
-from provisioner.controller.watch import Watch
+from provisioner.controller.watch import BLIND_S, Watch
 from provisioner.errors import Unreachable
 from provisioner.model import (
     Ending,
@@ -50,6 +50,7 @@ from provisioner.model import (
 
 JOB = JobRef("digits", "00000001")
 STEPS = 20
+CLAIMS = {"claim", "claim_home"}
 PRICE = Money(Decimal(36), "USD")
 """A cent a second."""
 PATIENCE = Patience(poll_s=1.0, lost_after_s=30.0, boot_timeout_s=60.0, heartbeat_s=1.0)
@@ -111,6 +112,8 @@ class Place:
     done: dict[str, Any] | None = None
     cloud_up: bool = True
     store_up: bool = True
+    dark_at: float = 0.0
+    """Since when the store does not answer, if it does not."""
     sold_out: set[Offer] = field(default_factory=set)
     lose_answers: int = 0
     homesick: bool = False
@@ -295,7 +298,15 @@ class World:
         raise NotImplementedError("one claim at a time")
 
     def watch(self, claimed: Claimed, node: Node, begun: Begun, past: tuple) -> Watched:
-        return Watch(View(self), PATIENCE, self.now, self._wait).until_end(node)
+        watched, place = Watch(View(self), PATIENCE, self.now, self._wait).until_end(node), self.place
+        if watched.ending not in FINAL and place.done is not None and place.store_up:
+            place.broken.append(f"a job that is done is called {watched.ending}")
+        blind_s = 0.0 if place.store_up else self.now() - place.dark_at
+        if watched.ending is Ending.LOST and place.done is not None and not place.store_up and blind_s < BLIND_S:
+            place.broken.append(f"a last word that could not be read was waited for {blind_s:.0f} s")
+        if watched.reason.startswith("no heartbeat") and not place.store_up:
+            place.broken.append("a store that does not answer is taken for silence")
+        return watched
 
     def stand_by(self, claimed: Claimed, here: Node, home: Claimed, there: Node, begun: Begun, past: tuple) -> Stood:
         self.place.homesick = False
@@ -381,11 +392,16 @@ class Journal:
 
     answers: list[tuple[str, bytes, bytes]] = field(default_factory=list)
 
+    def had(self) -> list[Node]:
+        """Return the machines that the job ever had."""
+        claims = [pickle.loads(answer) for name, _, answer in self.answers if name in CLAIMS]  # noqa: S301 - ours
+        return [one.node for one in claims if one.node is not None]
+
     def held(self) -> list[Node]:
         """Return the machines that were had and not given back."""
         found: list[Node] = []
         for name, asked, answer in self.answers:
-            if name in {"claim", "claim_home"}:
+            if name in CLAIMS:
                 node = pickle.loads(answer).node  # noqa: S301 - ours
                 found += [] if node is None else [node]
             elif name == "release":
@@ -399,6 +415,8 @@ def misplaced(name: str, args: tuple[Any, ...], journal: Journal) -> list[str]:
     most = {"ask_primary": 0, "ask_fallback": 0, "claim": 0, "pause": 0, "finish": 0, "watch": 1, "claim_home": 1}
     if name not in most:
         return []
+    if name in CLAIMS and any(one.epoch >= args[1] for one in journal.had()):
+        return [f"{name} for epoch {args[1]}, which had a machine"]
     held = journal.held()
     epochs = [one.epoch for one in held]
     if len(held) > most[name] or (name == "watch" and held[0].token != args[1].token):

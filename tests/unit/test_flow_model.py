@@ -1,6 +1,10 @@
 """The workflow in a world where everything may happen at any step: the real Flow, the real watch and way home.
 
-Broken by hand, it was found: no release before the next claim.
+Broken by hand, each was found in 120 histories: no release before the next claim; no release of a home machine of no
+use, or it left out of the report; a home machine forgotten after the move; the epoch not counted up after a claim, or
+after one at home; claims that ask otherwise in a replay; no `finish`; "lost" taken for the end of the job. In the
+judge: the cloud's word before the node's "done", a last word that is not waited for, a blind store taken for silence.
+Not found, for the fence and the node's last word make up for it: a call home before the fallback has ended, or none.
 """
 
 from __future__ import annotations
@@ -114,7 +118,7 @@ class Fire(RuleBasedStateMachine):
 
     @rule()
     def the_store_goes_or_comes(self) -> None:
-        self.place.store_up = not self.place.store_up
+        self.place.store_up, self.place.dark_at = not self.place.store_up, self.place.clock
 
     @rule(sold_out=st.sets(st.sampled_from([HOME, *AWAY])))
     def stock_changes(self, sold_out: set) -> None:
@@ -160,7 +164,7 @@ class Fire(RuleBasedStateMachine):
         return any(name == "claim_home" for name, _, _ in self.journal.answers[-4:])
 
     def _check(self, report: dict) -> None:
-        left = {one.id for one in self._running()}
+        left = {one.id for one in self._running() if one.begun < report["ended_at"]}  # a frozen one may wake up later
         assert left <= set(map(str, report["leaked"])), "what is left is told"
         if report["result"] == "completed":
             assert self.place.done is not None
@@ -170,6 +174,7 @@ class Fire(RuleBasedStateMachine):
             if report["result"] == "failed" and done is not None:  # it came after the verdict, before the release
                 assert done["time"] >= report["placements"][-1]["ended_at"]
         known = {placement["node"] for placement in report["placements"]} | {s["node"] for s in report["surplus"]}
+        assert {node.id for node in self.journal.had()} <= known, "every machine is in the report"
         now = self.place.clock
         mine = [one for one in self.place.machines if one.id in known]
         cost = sum((charged(one, now) for one in mine), Decimal(0))
