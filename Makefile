@@ -147,6 +147,10 @@ bench-plan: setup ## Our planner beside SkyPilot's optimizer and gpuhunt on 65,0
 bench-refusals: setup ## Calls and time until a refusal is left behind, beside SkyPilot and dstack (ARGS=--quick)
 	@exec $(BIN)/python benchmarks/refusals.py $(ARGS)
 
+.PHONY: bench-save
+bench-save: setup torch ## How long a save holds a PyTorch training, beside torch.save and DCP (12 GB of memory; ARGS="--sizes 0.1 1")
+	@exec .venv-torch/bin/python benchmarks/save.py $(ARGS)
+
 .PHONY: image image-test image-sbom
 image: ## Build the CUDA image, print its size and layers (IMAGE, CUDA, BASE, TORCH, TARGET=devel: docs/image.md)
 	@IMAGE=$(IMAGE) scripts/image.sh $(ARGS)
