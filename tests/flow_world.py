@@ -322,7 +322,8 @@ class World:
         if one is not None:
             self._end(one)
         self.place.starts.discard(node.token)
-        return Released(self.now())
+        done = self.place.done if self.place.store_up else None
+        return Released(self.now(), done=done if done is not None and done["epoch"] == node.epoch else None)
 
     def _end(self, one: Machine) -> None:
         one.ended = self.now() if one.runs else one.ended

@@ -296,7 +296,10 @@ class World:
         except CloudError as error:
             problem = str(error)
             self.events.emit("release_failed", node=node.id, problem=problem)
-        released = Released(self.now(), problem)
+        done = None
+        with suppress(CloudError):
+            done, _ = self.launcher.read_signs(node.epoch)
+        released = Released(self.now(), problem, done)
         self.ledger.gone(node.offer.cloud, node.id, released.at, problem)
         self.forget_start(node.epoch, node.token)
         return released

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from provisioner.controller import recovery
+from provisioner.controller.last_word import settled
 from provisioner.controller.records import (
     Asked,
     Begun,
@@ -206,10 +207,13 @@ class Flow:
         while True:
             watched, home = self._follow(held, begun, published)
             released = self.step("release", self.effects.release, held.node)
+            watched = settled(watched, released.done)
             self.placements.append(
                 Placement(held.node.epoch, tuple(held.tries), held.claimed, held.node, watched, released)
             )
             if watched.ending in FINAL:
+                if home is not None:
+                    self._give_back(held, home)
                 return watched.ending, watched.reason
             if home is None:
                 if why := recovery.hopeless(self.placements):

@@ -185,6 +185,12 @@ class Released:
 
     at: float
     problem: str = ""
+    done: dict[str, object] | None = None
+    """The last word of its node, as it stands in the store then: it may have come since the placement was judged."""
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        """Read a pickle, also one of an earlier version."""
+        unpickle(self, state)
 
 
 @dataclass(frozen=True, slots=True)

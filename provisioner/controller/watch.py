@@ -8,6 +8,7 @@ from typing import Protocol
 
 from provisioner.controller.clocks import NodeClock
 from provisioner.controller.flow import TAKEN_DOWN
+from provisioner.controller.last_word import by_its_word
 from provisioner.controller.patience import Patience
 from provisioner.controller.records import Watched
 from provisioner.controller.recovery import RULES, taken
@@ -59,8 +60,7 @@ def judge(signs: Signs, patience: Patience) -> tuple[Ending, str] | None:
     is no silence: losing sight is not losing the job.
     """
     if signs.done is not None:
-        completed = signs.done.get("result") == "completed"
-        return (Ending.COMPLETED if completed else Ending.FAILED), str(signs.done.get("reason") or "")
+        return by_its_word(signs.done)
     if signs.stop:
         return (Ending.TAKEN_DOWN if signs.stop == TAKEN_DOWN else Ending.LIMIT), signs.stop
     end = signs.heartbeat.get("end") if signs.heartbeat else None

@@ -75,6 +75,8 @@ class World:
     """0: what this world records is what the release before the step ``recover`` recorded."""
     stop: str = ""
     """What the wait before the next machine comes to."""
+    done_late: bool = False
+    """The node is done between the verdict on its placement and the release of its machine."""
 
     @property
     def way_home(self) -> World:
@@ -133,7 +135,8 @@ class World:
 
     def release(self, node: Node) -> Released:
         self.machines.pop(node.token, None)
-        return Released(self._tick())
+        done = {"result": "completed", "final_step": 99, "exit_code": 0, "cause": "done"} if self.done_late else None
+        return Released(self._tick(), done=done)
 
     def recover(self, begun: Begun, past: tuple) -> Recovered:
         assert past[-1].watched.rules == 1, "an earlier release knew no such step"
@@ -267,6 +270,19 @@ def test_a_race_killed_anywhere_keeps_one_machine(world: World, die_after: int, 
     assert report["leaked"] == []
     assert world.machines == {}
     assert world.most_alive <= width
+
+
+@pytest.mark.parametrize("world", [
+    World([True], {}, [Ending.LOST], done_late=True),
+    Homesick([True], {}, [], calls="h", done_late=True),
+])  # fmt: skip
+def test_a_node_that_is_done_after_it_was_given_up_has_completed_and_nothing_more_is_bought(world: World) -> None:
+    flow = Flow(world, lambda name, call, *args: call(*args))
+    report = flow.run()
+    assert report["result"] == "completed"
+    assert report["placements"][-1]["last_step"] == 99
+    assert len(flow.placements) == 1
+    assert not world.machines
 
 
 def test_a_race_goes_through_other_regions_of_the_same_market_only() -> None:
