@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from provisioner.cli.output import print_json, print_table
+from provisioner.cli.story import Story
 from provisioner.cli.timeline import line
 from provisioner.cli.traffic import copy_lines
 
@@ -115,6 +115,10 @@ def _arriving(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _worries(row: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is not as it should be, a line each."""
+    if row["state"] == "left":
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["last_event"]))
+        tail = f"failover run {row['config']} takes it up, failover logs {row['job']} shows what came since"
+        yield f"no controller runs, and this is how it was at {at}; {tail}"
     yield from row["warnings"]
     if row["suspected"]:
         yield f"its machine is suspected: {row['suspected']}"
@@ -125,14 +129,6 @@ def _worries(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"refused with codes that are not known, please report them: {codes}"
 
 
-def _still(last: Mapping[str, Mapping[str, Any]], kind: str, *over: str) -> str | None:
-    """Return the reason of an event that none of the kinds ``over`` has come after."""
-    event = last.get(kind)
-    if event is None or event["time"] < max(last.get(other, {}).get("time", 0) for other in over):
-        return None
-    return str(event["reason"])
-
-
 def _summary(directory: JobDirectory) -> dict[str, Any]:
     from provisioner.catalog import EGRESS_AS_OF
     from provisioner.controller import traffic
@@ -140,50 +136,33 @@ def _summary(directory: JobDirectory) -> dict[str, Any]:
 
     record = directory.record()
     assert record is not None  # noqa: S101 - the caller has just read it
-    last: dict[str, dict[str, Any]] = {}
-    warned: list[dict[str, Any]] = []
-    copies: dict[int, list[dict[str, Any]]] = {}
-    unknown: Counter[str] = Counter()
-    for event in events_of(directory):
-        if event["kind"] == "begin":
-            last.clear()  # an earlier run is another story
-            copies.clear()
-            warned.clear()
-            unknown.clear()
-        last[event["kind"]] = event
-        if event["kind"] == "warned":
-            warned.append(event)
-        if event["kind"] == "refused" and event.get("failure") == "unknown":
-            unknown[str(event.get("code"))] += 1
-        if event["kind"] == "heartbeat":
-            copies[event["epoch"]] = event.get("replicas") or []
-    sent = traffic.summed(traffic.from_json(copy) for placement in copies.values() for copy in placement)
+    story = Story.of(events_of(directory))
+    copies = [traffic.from_json(copy) for beat in story.beats.values() for copy in beat.get("replicas") or []]
+    sent = traffic.summed(copies)
     pid = directory.controller_pid()
     report = directory.read_json("report.json")
     result = report.get("result", "ended") if isinstance(report, dict) else "ended"
-    claimed, beat = last.get("claimed", {}), last.get("heartbeat", {})
-    if beat.get("epoch") != claimed.get("epoch"):
-        beat = {}  # of the machine before
-    rests = last.get("resting", {}).get("time", 0) > claimed.get("time", 0)
+    claimed, beat = story.claimed, story.beat
     return {
         "job": record.name,
         "uid": record.uid,
         "run": record.run,
-        "state": (("resting" if rests else "running") if pid else "left") if record.open else result,
-        "warnings": standing_words(warned) if record.open else [],
+        "state": (("resting" if story.rests else "running") if pid else "left") if record.open else result,
+        "warnings": standing_words(story.warned) if record.open else [],
         "controller": pid,
         "epoch": claimed.get("epoch"),
         "where": claimed.get("offer"),
         "node": claimed.get("node"),
         "phase": beat.get("phase"),
         "progress": {what: beat[what] for what in ("image", "restore", "data") if beat.get(what)},
-        "step": last.get("heartbeat", {}).get("step"),
-        "suspected": _still(last, "suspected", "heartbeat", "heard_again", "ended", "finished"),
-        "held_back": _still(last, "held_back", "asked", "claim", "finished"),
+        "step": story.step,
+        "suspected": story.suspected,
+        "held_back": story.held_back,
         "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started_at)),
+        "last_event": story.at,
         "replicas": [traffic.as_json(copy) for copy in sent],
         "egress_prices_of": EGRESS_AS_OF,
-        "unknown_codes": dict(unknown),
+        "unknown_codes": dict(story.unknown),
         "config": record.config_path,
         "leaked": report.get("leaked", []) if isinstance(report, dict) and not record.open else [],
     }

@@ -102,6 +102,8 @@ class World:
         self._markets: planner.Markets | None = None
         self.refusals = Refusals(failures, job.name, self.cloud, events, now)
         self.way_home = WayHome(self)
+        self.heard: set[str] = set()
+        """The machines that have sent a heartbeat."""
         self._background = Background(self)
 
     # -- the steps, in the order of a job's life ------------------------------------------------------------------

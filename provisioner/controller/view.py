@@ -81,8 +81,10 @@ class PlacementView:
             self.world.events.emit("heard_again", epoch=node.epoch, node=node.id)
 
     def changed(self, node: Node, heartbeat: dict[str, object], *, first: bool, ahead_s: float | None) -> None:
-        """Tell of a new heartbeat."""
+        """Tell of a new heartbeat. The way home watches the machine that trains anew: its first one is told once."""
+        first = first and node.id not in self.world.heard
         if first:
+            self.world.heard.add(node.id)
             self.world.forget_start(node.epoch, node.token)
         self.ahead_s = ahead_s
         if ahead_s is not None and abs(ahead_s) > TOLD_S and not self._told_of_clock:

@@ -150,6 +150,9 @@ def test_a_job_comes_home_without_losing_a_step_and_says_what_the_way_cost(tmp_p
     assert placements[2]["restored_step"] == placements[1]["last_step"] > 45
     assert move["overlap_cost"]["amount"] == pytest.approx(1.88 * move["overlap_seconds"] / 3600, abs=1e-6)
     assert placements[2]["claimed_at"] < placements[1]["ended_at"], "home was ready before the fallback stopped"
+    events = tmp_path / "d/state/jobs/digits/events.jsonl"
+    told = [event["epoch"] for event in map(json.loads, events.read_text().splitlines()) if event.get("first")]
+    assert told == [1, 2, 3], "the first heartbeat of a machine is told once, however often it is watched anew"
     assert report["leaked"] == []
     assert report["model_identical"] is True
     assert processes_of(tmp_path) == []

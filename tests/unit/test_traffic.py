@@ -121,6 +121,7 @@ def test_the_controller_tells_each_copy_and_a_replica_that_breaks_once():
     world = SimpleNamespace(
         stores=lambda: STORES,
         events=SimpleNamespace(emit=lambda kind, **fields: told.append((kind, fields))),
+        heard=set(),
         forget_start=lambda _epoch, _token: None,
         launcher=SimpleNamespace(store=None),
         config=SimpleNamespace(policy=SimpleNamespace(poll=10.0, heartbeat=5.0)),
