@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from importlib import import_module
 
 import click
@@ -35,6 +37,8 @@ COMMANDS = {
     "runtime": ("provisioner.cli.runtime:runtime_group", "Make the node's own Python, for images without one."),
     "doctor": ("provisioner.cli.doctor:doctor", "Check this machine, the credentials and the store."),
 }
+
+DISK_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO})
 
 
 class LazyGroup(click.Group):
@@ -98,11 +102,21 @@ def _run(arguments: list[str] | None) -> int:
         if error.hint:
             streams.tell(f"  {error.hint}")
         return int(error.exit_code)
+    except OSError as error:
+        return _disk_fault(error) if error.errno in DISK_FAULTS else _our_fault(error)
     except SystemExit as error:  # whoever read our output went away: click and rich end with 1, which is JOB_FAILED
         return 0 if error.code == 1 else int(error.code or 0)
     except Exception as error:  # noqa: BLE001 - the outermost boundary: one line, the rest in a file
         return _interrupted() if _of_interrupt(error) else _our_fault(error)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _disk_fault(error: OSError) -> int:
+    """Say what this machine's disk does not do; it is no fault of ours."""
+    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
+    streams.tell(f"failover: {where}{error.strerror}")
+    streams.tell("  make room, or mend the rights, where FAILOVER_STATE_DIR, FAILOVER_CACHE_DIR and TMPDIR are")
+    return int(ExitCode.BAD_INPUT)
 
 
 def _interrupted() -> int:
@@ -119,12 +133,14 @@ def _of_interrupt(error: BaseException | None) -> bool:
 
 def _our_fault(error: Exception) -> int:
     """Keep the traceback in a file of the operator's, and say where."""
-    import os
     import tempfile
     import traceback
 
-    handle, name = tempfile.mkstemp(prefix="failover-crash-", suffix=".txt")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write("".join(traceback.format_exception(error)))
+    try:
+        handle, name = tempfile.mkstemp(prefix="failover-crash-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write("".join(traceback.format_exception(error)))
+    except OSError as full:
+        name = f"none, {full.strerror}"
     streams.tell(f"failover: a fault of ours: {type(error).__name__} (details: {name})")
     return int(ExitCode.OUR_FAULT)

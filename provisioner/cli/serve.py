@@ -19,11 +19,15 @@ from provisioner.errors import ExitCode
 
 
 def _limits(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    from provisioner.clouds import names
+
     found = {}
     for value in values:
         name, _, most = value.rpartition("=")
         if not name or not most.isdecimal():
             raise click.BadParameter(f"{value!r}: write CLOUD=N or CLOUD/ACCOUNT=N, e.g. aws=8")
+        if name.partition("/")[0] not in names():
+            raise click.BadParameter(f"{value!r}: no such cloud here; there are {', '.join(names())}")
         found[name] = int(most)
     return found
 

@@ -175,7 +175,8 @@ def read_limit(root: Path) -> Money | None:
 
     try:
         found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        # the others are PyYAML's own words for a date that is none, an int that is none, lists a thousand deep
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         raise ConfigError(f"{path}{line}: not YAML", hint=_advice()) from None

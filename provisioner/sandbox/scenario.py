@@ -170,7 +170,7 @@ def load(path: Path) -> Scenario:
     except OSError as error:
         message = f"{path}: {error.strerror}"
         raise ConfigError(message) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         message = f"{path}:{mark.line + 1 if mark else 1}: not YAML: {getattr(error, 'problem', None) or error}"
         raise ConfigError(message) from error

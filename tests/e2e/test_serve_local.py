@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from provisioner.controller.directory import JobDirectory
+from provisioner.controller.engine import WORKFLOW_VERSION
 from provisioner.controller.serving.database import Database
 from provisioner.controller.serving.jobs import JobStore, State
 from tests.e2e.test_run_local import Place, wait
@@ -205,6 +207,41 @@ def test_a_controller_that_cannot_take_a_job_up_leaves_it_and_its_machine_as_the
     assert len(queue.report("long")["placements"]) == 1
 
 
+def test_a_job_whose_controller_was_gone_before_its_run_began_ends_as_it_would_have(queue: Queue) -> None:
+    queue.environ["MY_TOKEN"] = "canary-token"
+    queue.submit(queue.job("poor", job={"secrets": ["MY_TOKEN"]}))
+    del queue.environ["MY_TOKEN"]
+    store = JobStore(Database(queue.environ))
+    row = store.get("poor")
+    assert row is not None
+    assert store.take(row, "gone:1:abc", WORKFLOW_VERSION)
+    store.close()
+    code, _, err = queue.call("serve", "--once")
+    assert code == 1, err
+    assert queue.states() == {"poor": "FAILED"}
+    assert "MY_TOKEN" in queue.list()["poor"]["reason"]
+
+
+def test_a_limit_for_a_cloud_that_there_is_not_is_refused(queue: Queue) -> None:
+    code, _, err = queue.call("serve", "--once", "--machines", "asw/mine=8")
+    assert code == 2
+    assert "aws" in err
+
+
+def test_a_disk_that_is_full_is_no_fault_of_ours(queue: Queue) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "provisioner.cli", "list", "--json"],
+            env=queue.environ,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("failover: No space left on device")
+
+
 @pytest.mark.slow
 def test_no_more_machines_than_the_limit_and_who_waits_for_one_is_served_later(queue: Queue) -> None:
     queue.submit(queue.job("one", steps=40), queue.job("two", steps=40))
@@ -221,12 +258,17 @@ def test_no_more_machines_than_the_limit_and_who_waits_for_one_is_served_later(q
 def test_the_queue_of_another_database_is_named_without_its_password(queue: Queue) -> None:
     path = queue.job("good")
     queue.submit(path)
-    queue.environ["FAILOVER_DATABASE_URL"] = "postgresql://me:canary-pass@127.0.0.1:9/jobs"
-    for arguments in (["list"], ["serve", "--once"], ["run", str(path)], ["submit", str(path)]):
-        code, out, err = queue.call(*arguments)
-        assert code in {2, 5}, err
-        assert "canary-pass" not in out + err
-        assert len(err.strip().splitlines()) <= 2, err
+    for url in (
+        "postgresql://me:canary-pass@127.0.0.1:9/jobs",
+        "postgresql://127.0.0.1:9/jobs?user=me&password=canary-pass",
+        "postgresql://me:a@canary-pass@127.0.0.1:9/jobs",
+    ):
+        queue.environ["FAILOVER_DATABASE_URL"] = url
+        for arguments in (["list"], ["serve", "--once"], ["run", str(path)], ["submit", str(path)]):
+            code, out, err = queue.call(*arguments)
+            assert code in {2, 5}, err
+            assert "canary-pass" not in out + err
+            assert len(err.strip().splitlines()) <= 2, err
     queue.environ["FAILOVER_DATABASE_URL"] = "mysql://me:canary-pass@127.0.0.1/jobs"
     code, _, err = queue.call("list")
     assert code == 2

@@ -195,7 +195,7 @@ def test_each_limit_is_warned_of_once_also_over_a_restart_and_status_shows_it(ho
 
 
 def test_a_file_of_limits_that_says_something_else_is_named(house):
-    for text in ("5", "5 EUR", "[a]", "'5 USD'\nmore: 1", "{"):
+    for text in ("5", "5 EUR", "[a]", "'5 USD'\nmore: 1", "{", "2026-99-99", "!!bool x", "!!int x", "[" * 3000):
         house.limit_all(text)
         with pytest.raises(ConfigError, match=r"limits\.yaml"):
             read_limit(house.root)

@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from provisioner.config import Config, parse
 from provisioner.controller.directory import JobDirectory, JobRecord
@@ -21,7 +22,7 @@ from provisioner.controller.serving.job import _within
 from provisioner.controller.serving.jobs import JobStore, QueuedJob, State, Wish
 from provisioner.controller.serving.locks import number
 from provisioner.controller.serving.seats import Seats
-from provisioner.errors import ConfigError, LimitReached
+from provisioner.errors import CloudError, ConfigError, LimitReached
 from provisioner.model import Failure, Gpu, JobRef, Launch, Market, Money, Node, Offer
 from tests import postgres
 
@@ -112,6 +113,43 @@ def test_two_state_roots_in_one_database_do_not_see_each_others_jobs(url: str, t
     assert number(row(one).key) != number(row(two).key)
     one.close()
     two.close()
+
+
+def test_a_job_is_in_one_queue_only(url: str, tmp_path: Path) -> None:
+    here = {"FAILOVER_STATE_DIR": str(tmp_path / "state")}
+    one, two = JobStore(Database(here)), JobStore(Database({**here, "FAILOVER_DATABASE_URL": url}))
+    path = tmp_path / "f.yaml"
+    path.write_bytes(FILE)
+    config = parse(FILE, "f.yaml", tmp_path, {})
+    submit(one, path, config)
+    with pytest.raises(ConfigError, match=r"was submitted to .*jobs\.sqlite"):
+        submit(two, path, config)
+    one.cancel("digits", gently=True)
+    submit(two, path, config)
+    with pytest.raises(ConfigError, match="was submitted to postgresql"):
+        submit(one, path, config)
+    (tmp_path / "other").symlink_to(tmp_path / "state")
+    renamed = JobStore(Database({"FAILOVER_STATE_DIR": str(tmp_path / "other"), "FAILOVER_DATABASE_URL": url}))
+    with pytest.raises(ConfigError, match="is in the queue already"):
+        submit(renamed, path, config)
+    for store in (one, two, renamed):
+        store.close()
+
+
+def test_a_queue_of_another_release_is_said_to_be_one(tmp_path: Path) -> None:
+    database = Database({"FAILOVER_STATE_DIR": str(tmp_path)})
+    store = JobStore(database)
+    store.submit("digits", "f.yaml", FILE)
+    with store.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE failover_jobs SET state = 'FROZEN'"))
+    with pytest.raises(CloudError, match="FROZEN"):
+        store.get("digits")
+    with store.engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE failover_jobs DROP COLUMN not_before"))
+    store.close()
+    with pytest.raises(CloudError, match="not_before") as caught:
+        JobStore(database)
+    assert "jobs.sqlite" in caught.value.hint
 
 
 def test_a_limit_holds_when_all_ask_at_once_and_a_token_is_booked_once(store: JobStore) -> None:

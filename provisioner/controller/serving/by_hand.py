@@ -10,7 +10,7 @@ from typing import Final
 
 from provisioner.config import Config
 from provisioner.controller.directory import Held, JobDirectory
-from provisioner.controller.serving.database import VARIABLE, Database
+from provisioner.controller.serving.database import VARIABLE, Database, without_password
 from provisioner.controller.serving.jobs import OPEN, JobStore, QueuedJob, State
 from provisioner.controller.serving.locks import SessionLocks
 from provisioner.errors import CloudError, ConfigError
@@ -26,6 +26,7 @@ def submit(store: JobStore, path: Path, config: Config) -> None:
     directory.create()
     try:
         with directory.lock():
+            _refuse_if_elsewhere(directory, store.database)
             record, job = directory.record(), store.get(directory.name)
             if record is not None and record.open and (job is None or job.state not in OPEN):
                 message = f"job {directory.name} has a run that `failover run` has begun and that has not ended"
@@ -69,17 +70,29 @@ def refuse_if_queued(directory: JobDirectory, environ: Mapping[str, str]) -> Non
 
 def queued(directory: JobDirectory, environ: Mapping[str, str]) -> QueuedJob | None:
     """Return a job that is in the queue and has not ended. Raises ConfigError where another queue has it."""
-    mark = directory.read_json(MARK)
-    if not isinstance(mark, dict):
+    if not isinstance(directory.read_json(MARK), dict):
         return None
-    database = Database(environ)
-    if mark.get("database") != str(database):
-        message = f"job {directory.name} was submitted to {mark.get('database')}, and the queue is {database} now"
-        forget = f"where that is no more, remove {directory.path / MARK}"
-        raise ConfigError(message, hint=f"set {VARIABLE} as it was then; {forget}")
+    _refuse_if_elsewhere(directory, Database(environ))
     with opened(environ) as store:
         job = store.get(directory.name) if store is not None else None
     return job if job is not None and job.state in OPEN else None
+
+
+def _refuse_if_elsewhere(directory: JobDirectory, database: Database) -> None:
+    """Raise ConfigError where another queue has the job, or may have it: only one in a file can be looked into."""
+    mark = directory.read_json(MARK)
+    there = str(mark.get("database")) if isinstance(mark, dict) else ""
+    if not there or database.marked_by(there):
+        return
+    if database.shared and "://" not in there:
+        with opened({"FAILOVER_STATE_DIR": str(database.root)}) as store:
+            job = store.get(directory.name) if store is not None else None
+        if job is None or job.state not in OPEN:
+            return
+    shown = without_password(there) if "://" in there else there
+    message = f"job {directory.name} was submitted to {shown}, and the queue is {database} now"
+    forget = f"where that is no more, remove {directory.path / MARK}"
+    raise ConfigError(message, hint=f"set {VARIABLE} as it was then; {forget}")
 
 
 @contextmanager

@@ -24,6 +24,10 @@ VARIABLE: Final = "FAILOVER_DATABASE_URL"
 FLOWS_FILE: Final = "flows.sqlite"
 _BUSY_S: Final = 30.0
 _CONNECT_S: Final = 10
+_SHOWN: Final = frozenset(
+    {"host", "port", "user", "dbname", "sslmode", "sslrootcert", "sslcert", "sslkey", "target_session_attrs", "service"}
+)
+"""Options of a URL that are shown; any other may hold a password, as ``password`` and ``sslpassword`` do."""
 
 
 class Database:
@@ -46,7 +50,23 @@ class Database:
 
     def __str__(self) -> str:
         """Say where it is, without the password."""
-        return self.url.render_as_string() if self.shared else str(self.url.database)
+        return _shown(self.url) if self.shared else str(self.url.database)
+
+    def marked_by(self, mark: object) -> bool:
+        """Say whether ``str()`` of this database was ``mark``, also by an earlier release, or with another password.
+
+        A file is always the one of the state root, by whatever name that goes now.
+        """
+        if not isinstance(mark, str) or "://" not in mark:
+            return not self.shared
+        return self.shared and without_password(mark) == str(self)
+
+    @property
+    def advice(self) -> str:
+        """Say where to look when it does not answer as it should."""
+        if self.shared:
+            return f"look at {VARIABLE}, and whether the server runs"
+        return f"look at {self}: its rights, its disk, and which release wrote it; without it the queue begins empty"
 
     def exists(self) -> bool:
         """Say whether there can be a job in it; a shared one is not asked."""
@@ -60,8 +80,9 @@ class Database:
                 self.url, pool_size=4, max_overflow=4, pool_pre_ping=True, hide_parameters=True, connect_args=arguments
             )
         make_root(self.root)
-        for name in ("jobs.sqlite", FLOWS_FILE):
-            (self.root / name).touch(mode=0o600)
+        for path in (self.root / "jobs.sqlite", self.root / FLOWS_FILE):
+            if not path.exists():  # what is on a disk that cannot be written can still be shown
+                path.touch(mode=0o600)
         return sa.create_engine(self.url, hide_parameters=True, connect_args={"timeout": _BUSY_S})
 
     def root_id(self) -> str:
@@ -96,9 +117,23 @@ def answered(call: C) -> C:
         except SQLAlchemyError as error:
             lines = str(getattr(error, "orig", None) or error).strip().splitlines()
             message = f"the queue's database: {lines[0] if lines else type(error).__name__}"
-            raise CloudError(message, hint=f"look at {VARIABLE}, and whether the server runs") from None
+            raise CloudError(message, hint=args[0].database.advice) from None
 
     return asked  # type: ignore[return-value]
+
+
+def without_password(url: str) -> str:
+    """Return a database's URL as it may be shown; what is no URL goes whole."""
+    try:
+        return _shown(make_url(url))
+    except (ArgumentError, ValueError):
+        return "***"
+
+
+def _shown(url: URL) -> str:
+    return url.set(
+        query={name: value if name in _SHOWN else "***" for name, value in url.query.items()}
+    ).render_as_string()
 
 
 def _sqlite(path: Path) -> URL:
@@ -113,4 +148,6 @@ def _postgres(given: str) -> URL:
         raise ConfigError(f"{VARIABLE} is no URL of a database", hint=hint) from None
     if url.get_backend_name() not in {"postgresql", "postgres"}:
         raise ConfigError(f"{VARIABLE} is for PostgreSQL, not for {url.get_backend_name()}", hint=hint)
+    if "@" in (url.host or ""):  # the end of the password
+        raise ConfigError(f"{VARIABLE} has two @", hint="write an @ of the password as %40")
     return url.set(drivername="postgresql+psycopg")

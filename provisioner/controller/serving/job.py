@@ -126,7 +126,8 @@ class ServedJob:
             serving.stop(str(error))
         except NotNow as error:
             self.again_s = AGAIN_S
-            self._say(f"it cannot be taken up here, and stays as it is: {error}")
+            ended = f"; failover down {name} ends it" if self._job.wish else ""
+            self._say(f"it cannot be taken up here, and stays as it is: {error}{ended}")
         except Exception as error:  # noqa: BLE001 - one job's fault is not another's
             self.again_s = AGAIN_S
             words = str(error).strip().splitlines()
@@ -151,8 +152,11 @@ class ServedJob:
             return self._refused(State.QUEUED, error)
 
     def _refused(self, state: State, error: FailoverError) -> tuple[State, str]:
-        """Return what becomes of a job that could not be begun. Raises NotNow for one that may have a machine."""
-        if self._job.state is State.RUNNING:
+        """Return what becomes of a job that could not be begun. Raises NotNow for one that may have a machine.
+
+        A run without a workflow never had one: the controller before was gone before the run began.
+        """
+        if self._job.state is State.RUNNING and self._job.workflow:
             raise NotNow(str(error)) from error
         return self._instead(str(error)) if state is State.QUEUED else (state, str(error))
 

@@ -13,6 +13,7 @@ from sqlalchemy.engine import Engine, Row
 from sqlalchemy.exc import IntegrityError
 
 from provisioner.controller.serving.database import Database, answered
+from provisioner.errors import CloudError
 
 METADATA = sa.MetaData()
 JOBS: Final = sa.Table(
@@ -105,6 +106,9 @@ class JobStore:
             METADATA.create_all(self.engine)
         except sa.exc.DBAPIError:  # another process makes them at this moment
             METADATA.create_all(self.engine)
+        with self.engine.connect() as connection:
+            for table in METADATA.sorted_tables:  # one of another release may lack a column
+                connection.execute(sa.select(table).limit(0))
 
     def close(self) -> None:
         """Let go of the database."""
@@ -233,4 +237,8 @@ class JobStore:
 
 def _job(row: Row[Any]) -> QueuedJob:
     values = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's own name for it
-    return QueuedJob(**{**values, "state": State(values["state"]), "wish": Wish(values["wish"])})
+    try:
+        return QueuedJob(**{**values, "state": State(values["state"]), "wish": Wish(values["wish"])})
+    except ValueError as error:
+        message = f"the queue's database: job {values['name']}: {error}"
+        raise CloudError(message, hint="a newer release has written that: use it, or a database of its own") from None

@@ -27,6 +27,7 @@ class Seats:
 
     def __init__(self, store: JobStore, limits: Mapping[str, int] | None = None) -> None:
         """Take the queue, whose database it shares."""
+        self.database = store.database
         self._engine, self._root, self._shared = store.engine, store.root, store.database.shared
         self._limits = dict(limits or {})
 

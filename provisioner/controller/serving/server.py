@@ -89,15 +89,19 @@ class Server:
         self._show("", {"kind": "told", "words": f"serving {self.database} as {self.name.rpartition(':')[0]}"})
         if self.options.sweep_every > 0 and not self.options.once:
             threading.Thread(target=self._sweep, args=(leave,), name="sweep", daemon=True).start()
+        told = ""
         while not leave.is_set():
             try:
                 if self._look() and self.options.once:
                     return
+                told = ""
             except Lost as error:
                 self.serving.stop(str(error))
                 raise
             except CloudError as error:
-                self._show("", {"kind": "told", "words": str(error)})
+                if str(error) != told:
+                    told = str(error)
+                    self._show("", {"kind": "told", "words": f"{told}; trying again each second"})
             leave.wait(LOOK_S)
 
     def _ended(self, queues: list[str]) -> list[str]:
