@@ -13,6 +13,7 @@ from pathlib import Path
 from provisioner.clouds import open_cloud
 from provisioner.clouds.base import Cloud
 from provisioner.config import Config, load, parse, runtime_file, workdir
+from provisioner.controller.clocks import steady
 from provisioner.controller.directory import JobDirectory, JobRecord, new_uid, state_root
 from provisioner.controller.effects import World
 from provisioner.controller.engine import Engine, FlowRun
@@ -178,6 +179,7 @@ class Controller:
             launcher,
             events,
             failures=KnownFailures(state_root(self.environ)),
+            steady=steady,
             take_down=self.take_down,
             take_over=self.options.take_over,
         )

@@ -18,6 +18,8 @@ from provisioner.model import Ending, Node, NodeState
 
 LAST_WORD_S = 5.0
 PULLING = "pulling"
+JUMP_S = 2.0
+"""A clock that is this far from where it should be has been set."""
 BLIND_S = 600.0
 """How long a store that does not answer keeps a machine that is gone from being replaced, in seconds."""
 
@@ -46,6 +48,17 @@ class Signs:
     rhythm: Rhythm = field(default_factory=Rhythm)
     clock: NodeClock = field(default_factory=NodeClock)
     suspected: bool = False
+    steady: float = 0.0
+    """Seconds of a clock that nobody sets, at that moment."""
+
+    def at(self, now: float, steady: float) -> Signs:
+        """Return what is known, at a later moment. A clock that was set meanwhile makes no silence, and hides none."""
+        jump = now - self.now - (steady - self.steady)
+        if abs(jump) <= JUMP_S:
+            return replace(self, now=now, steady=steady)
+        past = {"claimed_at": self.claimed_at + jump, "read_at": self.read_at + jump, "clock": NodeClock()}
+        heard, blind = (None if at is None else at + jump for at in (self.heard_at, self.blind_at))
+        return replace(self, now=now, steady=steady, heard_at=heard, blind_at=blind, **past)
 
     @property
     def silent_s(self) -> float:
@@ -157,6 +170,8 @@ class Watch:
     patience: Patience
     now: Callable[[], float]
     wait: Callable[[float], object]
+    steady: Callable[[], float] | None = None
+    """A clock in seconds that nobody sets and that goes on while the machine sleeps; None: ``now`` is one."""
 
     def until_end(self, node: Node) -> Watched:
         """Look again and again until the placement has ended."""
@@ -177,7 +192,10 @@ class Watch:
     def begin(self, node: Node) -> Signs:
         """Return what is known before the first look."""
         now = self.now()
-        return Signs(now=now, claimed_at=node.claimed_at, read_at=now)
+        return Signs(now=now, claimed_at=node.claimed_at, read_at=now, steady=self._steady(now))
+
+    def _steady(self, now: float) -> float:
+        return now if self.steady is None else self.steady()
 
     def _last_word(self, node: Node, signs: Signs) -> Signs:
         """Wait a moment for the heartbeat that follows ``done.json``: it has the node's last figures."""
@@ -191,14 +209,16 @@ class Watch:
         """Ask the cloud and the store once."""
         state = self.view.state(node)  # before the store: a node writes its last word, then its machine goes
         read = self.view.read(node)
-        signs = replace(before, now=self.now(), state=state, stored=read is not None, stop=self.view.stop())
+        now = self.now()
+        before = before.at(now, self._steady(now))
+        signs = replace(before, state=state, stored=read is not None, stop=self.view.stop())
         if read is None:
             return replace(signs, blind_at=signs.now if before.blind_at is None else before.blind_at)
         done, heartbeat = read
         if before.blind_at is not None:
             signs = replace(signs, blind_s=before.blind_s + signs.now - before.blind_at, blind_at=None)
         signs = replace(signs, read_at=signs.now)
-        if heartbeat is not None and heartbeat != before.heartbeat:
+        if heartbeat is not None and heartbeat != before.heartbeat and not _older(heartbeat, before.heartbeat):
             up = came_up(heartbeat)
             signs = self._heard(signs, heartbeat) if up else replace(signs, heartbeat=heartbeat)
             first = up and not came_up(before.heartbeat)
@@ -256,6 +276,15 @@ class Watch:
             taken=taken(ending, str(cause or ""), over=signs.state is not None and signs.state.is_over),
             rules=RULES,
         )
+
+
+def _older(heartbeat: Mapping[str, object], known: Mapping[str, object] | None) -> bool:
+    """Say whether a store showed a heartbeat from before the one that is known: that is no sign of life.
+
+    A node that starts anew may count from 1 again, and a clock may be put back; but hardly both at once.
+    """
+    pairs = [(_number(heartbeat.get(name)), _number((known or {}).get(name))) for name in ("seq", "time")]
+    return all(now is not None and then is not None and now < then for now, then in pairs)
 
 
 def _number(value: object) -> float | None:

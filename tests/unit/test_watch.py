@@ -324,3 +324,45 @@ def test_time_to_go_home_ends_the_watch_and_not_the_placement() -> None:
     clock = iter(range(10, 1000))
     watched = Watch(script, PATIENCE, lambda: next(clock), lambda _: None).until_end(NODE)
     assert (watched.ending, watched.reason, watched.last_step) == (Ending.HOMEWARD, "time to go home", -77)
+
+
+@pytest.mark.parametrize("by", [3600.0, -3600.0, 200.0])
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("away", [(0.0, 0.0), (400.0, 700.0)])
+def test_a_controller_whose_clock_is_set_makes_no_silence_of_it_and_misses_none(
+    by: float, dies: bool, away: tuple[float, float]
+) -> None:
+    """Set between two heartbeats, half a minute apart: before the last one, or while the store does not answer."""
+
+    def watched(by: float) -> Watched:
+        living = Living([30.0] * (17 if dies else 60), dies=dies, away=away)
+        clock = Watch(living, AUTO, lambda: living.now + (by if living.now > 545 else 0.0), living.wait)
+        clock.steady = lambda: living.now
+        found = clock.until_end(NODE)
+        assert len(living.told) == dies
+        return found
+
+    right, wrong = watched(0.0), watched(by)
+    assert (wrong.ending, wrong.reason, wrong.last_step) == (right.ending, right.reason, right.last_step)
+    assert wrong.ending is (Ending.LOST if dies else Ending.COMPLETED)
+    assert wrong.at == right.at + by
+
+
+def test_a_heartbeat_that_goes_back_is_no_sign_of_life() -> None:
+    """A store that shows, now and again, what was there before; or a write that came late."""
+    beats = [{"seq": n, "step": n, "time": 10.0 * n} for n in range(4)]
+    shown = [beats[0], beats[1], beats[2], beats[3], *[beats[2], beats[3], beats[1]] * 60]
+    script = Script([(NodeState.RUNNING, (None, beat)) for beat in shown])
+    clock = iter(range(10, 10_000, 10))
+    watched = Watch(script, PATIENCE, lambda: next(clock), lambda _: None).until_end(NODE)
+    assert (watched.ending, watched.last_step) == (Ending.LOST, 3)
+    assert script.changes == beats[:4]
+
+
+def test_a_node_that_starts_anew_while_the_store_is_away_counts_from_one_and_lives() -> None:
+    beats = [{"seq": seq, "time": 10.0 * n} for n, seq in enumerate([*range(40, 45), *range(1, 10)])]
+    done = {"result": "completed"}
+    script = Script([*((NodeState.RUNNING, (None, beat)) for beat in beats), (None, (done, None))])
+    clock = iter(range(10, 10_000, 30))
+    assert Watch(script, PATIENCE, lambda: next(clock), lambda _: None).until_end(NODE).ending is Ending.COMPLETED
+    assert script.changes == beats
