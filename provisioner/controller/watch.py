@@ -56,9 +56,9 @@ class Signs:
         jump = now - self.now - (steady - self.steady)
         if abs(jump) <= JUMP_S:
             return replace(self, now=now, steady=steady)
-        past = {"claimed_at": self.claimed_at + jump, "read_at": self.read_at + jump, "clock": NodeClock()}
+        moved = replace(self, claimed_at=self.claimed_at + jump, read_at=self.read_at + jump, clock=NodeClock())
         heard, blind = (None if at is None else at + jump for at in (self.heard_at, self.blind_at))
-        return replace(self, now=now, steady=steady, heard_at=heard, blind_at=blind, **past)
+        return replace(moved, now=now, steady=steady, heard_at=heard, blind_at=blind)
 
     @property
     def silent_s(self) -> float:
