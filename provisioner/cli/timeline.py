@@ -33,6 +33,7 @@ LINES: dict[str, str] = {
     "release_failed": "{node}: release not confirmed: {problem}",
     "copy_failed": "epoch {epoch}: no copies at {uri} for now: {problem}",
     "homeward": "epoch {epoch}: time to move: {reason}",
+    "at_home": "epoch {epoch}: it trains at home already: failover home changes nothing",
     "home_calls": "home has a card: {words}; failover home {job} moves the job",
     "stays_away": "not going home: {reason}",
     "stood_by": "epoch {epoch}: {node} {readiness}{because}",

@@ -49,11 +49,7 @@ class Doorstep:
 
     def wished(self) -> bool:
         """Say whether the operator has asked, once."""
-        path = self._world.directory.path / WISH
-        if not path.exists():
-            return False
-        path.unlink(missing_ok=True)
-        return True
+        return take_wish(self._world)
 
     def home_offers(self) -> Sequence[Offer]:
         """List the primary's free offers, the best first. Raises CloudError."""
@@ -79,6 +75,15 @@ class Doorstep:
     def tell(self, kind: str, **fields: object) -> None:
         """Pass an event on."""
         self._world.events.emit(kind, job=self._world.job.name, **fields)
+
+
+def take_wish(world: World) -> bool:
+    """Say whether the operator has asked for the way home, once."""
+    path = world.directory.path / WISH
+    if not path.exists():
+        return False
+    path.unlink(missing_ok=True)
+    return True
 
 
 def moves_home(past: Sequence[Placement]) -> list[float]:

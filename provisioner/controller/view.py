@@ -10,7 +10,7 @@ from provisioner.clouds.base import Foretells, Outlook
 from provisioner.controller import traffic
 from provisioner.controller.clocks import TOLD_S
 from provisioner.controller.hints import Hints
-from provisioner.controller.moving import Doorstep, moves_home
+from provisioner.controller.moving import Doorstep, moves_home, take_wish
 from provisioner.controller.records import Begun, Claimed, Placement
 from provisioner.errors import CloudError, FailoverError
 from provisioner.model import Node, NodeState
@@ -63,7 +63,11 @@ class PlacementView:
 
     def homeward(self, heartbeat: dict[str, object]) -> str:
         """Only a job that is away can go home, or back to spot."""
-        if self.claimed.offer.cloud == "autodl" or heartbeat.get("phase") not in {"training", "saving"}:
+        if self.claimed.offer.cloud == "autodl":
+            if take_wish(self.world):  # else it would move the job hours later, from a fallback
+                self.world.events.emit("at_home", epoch=self.claimed.node.epoch if self.claimed.node else None)
+            return ""
+        if heartbeat.get("phase") not in {"training", "saving"}:
             return ""
         if why := self.world.way_home.spotward.why(self.claimed, self.begun, self.past, heartbeat):
             return why

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from provisioner.controller.moving import Doorstep, moves_home
+from provisioner.controller.moving import WISH, Doorstep, moves_home
 from provisioner.controller.records import Begun, Choice, Claimed, Placement, Released, Watched
+from provisioner.controller.view import PlacementView
 from provisioner.controller.wayhome import WayHome
 from provisioner.model import Ending, Gpu, JobRef, Market, Money, Node, Offer
 from tests.sweeps import world
@@ -76,3 +77,19 @@ def test_a_move_on_which_the_fallback_was_lost_counts_for_the_day() -> None:
         placed("autodl", 8500, 9900, 9910),
     ]
     assert moves_home(past) == [5000, 9000]
+
+
+def test_a_wish_for_home_while_the_job_is_there_is_answered_and_does_not_move_it_hours_later(tmp_path: Path) -> None:
+    primary = {"autodl": {"mode": "pro", "gpus": ["RTX 4090D"], "image_uuid": "image-1"}}
+    places = {"primary": primary, "fallback": [{"aws": {"regions": ["us-east-1"]}}]}
+    made: Any = world({}, places, tmp_path, {"failback": {"mode": "never"}})
+    why = {}
+    for name in ("autodl", "aws"):
+        (made.directory.path / WISH).touch()
+        for look in (1, 2):
+            node = Node("i", offer(name, "1"), made.job, 1, "t", 0.0)
+            view = PlacementView(made, Claimed(node.offer, 0.0, node, None), Begun(0.0, 1), ())
+            why[name, look] = view.homeward({"phase": "training", "step": 3})
+    assert why == {("autodl", 1): "", ("autodl", 2): "", ("aws", 1): "the operator wants it home", ("aws", 2): ""}
+    events = (made.directory.path / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in events] == ["at_home"]
