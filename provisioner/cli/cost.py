@@ -99,16 +99,23 @@ def _notes(machine: Mapping[str, Any]) -> Iterator[str]:
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     for job in document["jobs"]:
-        yield f"{job['job']}: {_sum(job)}"
+        several = len(job["runs"]) > 1  # each had its own budget: after a pause, what was left of it
+        budget = f" of the budget of {_price(job['budget'])}" if job["budget"] and not several else ""
+        yield f"{job['job']}: {_sum(job)}{budget}"
         for run in job["runs"]:
-            if run["expected_cost"] is not None:
-                so_far = " so far" if run["running"] else ""
-                more = " and machines of unknown price" if run["unpriced"] else ""
-                planned = f"planned {_words(run['expected_cost'])} in {run['expected_hours']:.2f} h"
-                came_to = f"came to {_words(run['came_to'])}{more} in {run['hours']:.2f} h{so_far}"
-                yield f"  run {run['run']}: {planned}, {came_to}"
+            if run["expected_cost"] is not None or (several and run["budget"]):
+                yield f"  run {run['run']}: {_came_to(run, with_budget=several)}"
     if len(document["jobs"]) > 1:
         yield f"all: {_sum(document)}"
+
+
+def _came_to(run: Mapping[str, Any], *, with_budget: bool) -> str:
+    so_far = " so far" if run["running"] else ""
+    more = " and machines of unknown price" if run["unpriced"] else ""
+    words = f"came to {_words(run['came_to'])}{more} in {run['hours']:.2f} h{so_far}"
+    if run["expected_cost"] is not None:
+        words = f"planned {_words(run['expected_cost'])} in {run['expected_hours']:.2f} h, {words}"
+    return words + (f", of a budget of {_price(run['budget'])}" if with_budget and run["budget"] else "")
 
 
 def _sum(sums: Mapping[str, Any]) -> str:
@@ -120,7 +127,7 @@ def _sum(sums: Mapping[str, Any]) -> str:
         text += f" + unknown: {', '.join(dict.fromkeys(sums['unpriced']))}"
     if sums["egress"]["bytes"]:
         text += f" + egress {_dollars(sums['egress'])}"
-    return text + (f" of the budget of {_price(sums['budget'])}" if sums.get("budget") else "")
+    return text
 
 
 def _dollars(egress: Mapping[str, Any]) -> str:

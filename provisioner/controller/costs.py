@@ -84,6 +84,7 @@ def _run(run: int, bills: Sequence[Bill], now: float) -> dict[str, Any]:
     usd = sum((_in(bill, amount, "USD") for bill in bills if (amount := bill.cost(now)) is not None), Decimal(0))
     return {
         "run": run,
+        "budget": _json(first.terms.budget),
         "expected_cost": _json(first.expected),
         "expected_hours": first.expected_h,
         "came_to": _json(Money(usd, "USD")),

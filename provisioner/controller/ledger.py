@@ -7,6 +7,7 @@ is written again after a crash says the same, and counts once. It begins with th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
@@ -181,7 +182,7 @@ def bills(folder: Path) -> list[Bill]:
                 _enter(found, _bill(folder.name, run, terms, line))
             else:
                 _note(found, line)
-        except (KeyError, TypeError, ValueError, InvalidOperation):
+        except (KeyError, TypeError, ValueError, OverflowError, InvalidOperation):
             continue
     return found
 
@@ -210,7 +211,7 @@ def _note(found: list[Bill], line: Mapping[str, Any]) -> None:
             elif line["kind"] == "moved":
                 found[position] = replace(one, transfers=tuple(line["transfers"]))
             elif line["kind"] == "gone" and (one.ended is None or one.problem):
-                found[position] = replace(one, ended=float(line["at"]), problem=str(line["problem"]))
+                found[position] = replace(one, ended=_number(line["at"]), problem=str(line["problem"]))
             return
 
 
@@ -231,11 +232,11 @@ def _bill(job: str, run: int, terms: Terms, line: Mapping[str, Any]) -> Bill:
         market=str(line["market"]),
         price=_money(line["price"]),
         at_most=_money(line["at_most"]),
-        begun=float(line["begun"]),
-        ends_by=None if line["ends_by"] is None else float(line["ends_by"]),
+        begun=_number(line["begun"]),
+        ends_by=None if line["ends_by"] is None else _number(line["ends_by"]),
         likely=_money(line["likely"]),
         expected=_money(line["expected"]),
-        expected_h=line["expected_h"],
+        expected_h=None if line["expected"] is None else _number(line["expected_h"]),
         terms=terms,
     )
 
@@ -245,4 +246,17 @@ def _json(money: Money | None) -> dict[str, str] | None:
 
 
 def _money(value: Any) -> Money | None:
-    return None if value is None else Money(Decimal(value["amount"]), str(value["currency"]))
+    if value is None:
+        return None
+    amount, currency = Decimal(value["amount"]), value["currency"]
+    if not amount.is_finite() or amount < 0 or currency not in {"USD", "CNY"}:
+        raise ValueError(value)
+    return Money(amount, currency)
+
+
+def _number(value: Any) -> float:
+    """Return a number that time and money can be reckoned with. Raises ValueError, TypeError, OverflowError."""
+    found = float(value)
+    if not math.isfinite(found) or not 0 <= found < 1e11:
+        raise ValueError(value)
+    return found

@@ -6,6 +6,7 @@ counted and the caller goes on.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -73,9 +74,15 @@ class EventLog:
 
     def _append(self, line: bytes) -> None:
         # One write on an O_APPEND descriptor: lines of several processes do not mix.
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, line)
+            size = os.fstat(descriptor).st_size
+            if (
+                size and os.pread(descriptor, 1, size - 1) != b"\n"
+            ):  # torn by a full disk or a power cut: this one is not
+                line = b"\n" + line
+            if os.write(descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
 
@@ -90,7 +97,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         for line in lines:
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict) and "kind" in event:
                 yield event

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.cli.command import cli
+from provisioner.cli.cost import _lines, _row
 from provisioner.controller.costs import costs
 from provisioner.controller.directory import JobDirectory, JobRecord
 from provisioner.controller.ledger import Bill, Ledger, Terms, all_bills, bills
@@ -117,6 +118,53 @@ def test_a_claim_that_was_repeated_after_a_crash_is_one_machine_and_a_torn_line_
     with (tmp_path / "spending.jsonl").open("a") as file:
         file.write('{"kind": "machine", "epoch": 2}\n{"kind": "gone", "cl')
     assert [(one.begun, one.watched, one.run) for one in bills(tmp_path)] == [(1003.0, True, 1)]
+
+
+def test_what_is_entered_after_a_torn_line_counts_wherever_it_was_torn(tmp_path):
+    Ledger(tmp_path).machine(bill())
+    path = tmp_path / "spending.jsonl"
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        Ledger(tmp_path).machine(bill("i-2", epoch=2))
+        Ledger(tmp_path).gone("aws", "i-2", 2000.0)
+        assert [(one.node, one.ended) for one in bills(tmp_path)][-1] == ("i-2", 2000.0)
+
+
+odd = st.one_of(
+    st.none(), st.just(10**400), st.floats(), st.text(max_size=3), st.sampled_from(["NaN", "1e999"]),
+    st.fixed_dictionaries({"amount": st.sampled_from(["NaN", "Infinity", "-3", 3]), "currency": st.just("USD")}),
+    st.just({"amount": "3", "currency": "EUR"}),
+)  # fmt: skip
+
+
+@given(at=st.integers(0, 3), field=st.integers(0, 20), value=odd)
+def test_a_line_that_says_what_cannot_be_is_passed_over(at, field, value):
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "digits"
+        path.mkdir()
+        ledger = Ledger(path)
+        ledger.begin(1, 999.0, Terms(SOME))
+        ledger.machine(bill(expected=SOME, expected_h=1.0))
+        ledger.gone("aws", "i-1", 2000.0)
+        ledger.machine(bill("i-2", epoch=2))
+        lines = [json.loads(line) for line in (path / "spending.jsonl").read_text().splitlines()]
+        lines[at][sorted(lines[at])[field % len(lines[at])]] = value
+        (path / "spending.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        document = costs(bills(path), 5000.0, 1500.0)
+        assert list(_lines(document))
+        assert [_row(job["job"], machine) for job in document["jobs"] for machine in job["machines"]]
+
+
+def test_each_run_has_its_own_budget(tmp_path):
+    ledger = Ledger(tmp_path)
+    for run, left in ((1, "5"), (2, "3")):
+        ledger.begin(run, 999.0, Terms(Money(Decimal(left), "USD")))
+        ledger.machine(bill(f"i-{run}", epoch=run))
+        ledger.gone("aws", f"i-{run}", 1000.0 + 7200)
+    first, *runs = _lines(costs(bills(tmp_path), 1e6))
+    assert "budget" not in first
+    assert [line.partition("h, ")[2] for line in runs] == ["of a budget of 5 USD", "of a budget of 3 USD"]
 
 
 def test_a_release_that_was_not_confirmed_counts_until_it_is(tmp_path):
