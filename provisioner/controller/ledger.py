@@ -16,7 +16,7 @@ from typing import Any
 
 from provisioner.controller.billing import charge, seconds_in
 from provisioner.controller.records import Choice
-from provisioner.model import Money, Node
+from provisioner.model import Money, Node, Owned
 from provisioner.telemetry import events
 
 FILE = "spending.jsonl"
@@ -144,6 +144,21 @@ class Ledger:
     def gone(self, cloud: str, node: str, at: float, problem: str = "") -> None:
         """Note that a machine was released, or could not be confirmed to be."""
         self._log.emit("gone", cloud=cloud, node=node, at=at, problem=problem)
+
+    def removed(self, thing: Owned, since: float | None, at: float) -> None:
+        """Note that a machine was released which only its cloud knew. ``since``: when it began, None: not known.
+
+        One whose claim was never answered has no line yet: it is entered, with its cloud's price as what bounds it.
+        """
+        if since is not None and not any(
+            (one.cloud, one.node) == (thing.cloud, thing.id) for one in bills(self._folder)
+        ):
+            bill = Bill(
+                job=thing.job, run=0, epoch=thing.epoch or 0, node=thing.id, cloud=thing.cloud, region=thing.region,
+                zone="", instance_type="", market="", price=None, at_most=thing.price_per_hour, begun=min(since, at),
+            )  # fmt: skip
+            self.machine(bill)
+        self.gone(thing.cloud, thing.id, at)
 
 
 def bill_of(node: Node, choice: Choice, ttl_s: float) -> Bill:

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from provisioner.clouds.base import Cloud
 from provisioner.controller.clocks import age_s
+from provisioner.controller.directory import JobDirectory
 from provisioner.controller.patience import SILENT_S
 from provisioner.errors import CloudError, ConfigError
 from provisioner.model import Gpu, JobRef, Market, Node, Offer, Owned
+from provisioner.telemetry import events
 
 if TYPE_CHECKING:
     from provisioner.controller.effects import World
@@ -24,7 +26,7 @@ def release_strays(world: World, name: str) -> None:
             refuse_if_training(world, thing)
             world.events.emit("stray", cloud=name, id=thing.id, epoch=thing.epoch)
             world.cloud(name).release(_as_node(thing, world.job))
-            world.ledger.gone(thing.cloud, thing.id, world.now())
+            world.ledger.removed(thing, asked_at(world.directory, thing.epoch), world.now())
 
 
 def refuse_if_training(world: World, thing: Owned) -> None:
@@ -49,11 +51,24 @@ def release_all(world: World, cloud: Cloud) -> bool:
         if thing.kind == "machine":
             try:
                 cloud.release(_as_node(thing, world.job))
-                world.ledger.gone(thing.cloud, thing.id, world.now())
+                world.ledger.removed(thing, asked_at(world.directory, thing.epoch), world.now())
             except CloudError as error:
                 failed += 1
                 world.events.emit("release_failed", node=thing.id, problem=str(error))
     return not failed
+
+
+def asked_at(directory: JobDirectory, epoch: int | None) -> float | None:
+    """Return when the first machine of an epoch was asked for, Unix time; None where none was, by our own events.
+
+    A later run may have begun the epoch anew (``--fresh``): then the newest one's counts.
+    """
+    found, begun = None, False
+    for event in events.read(directory.path / "events.jsonl"):
+        begun = begun or event["kind"] == "begin"
+        if event["kind"] == "claim" and event.get("epoch") == epoch and (begun or found is None):
+            found, begun = float(event["time"]), False
+    return found
 
 
 def _as_node(thing: Owned, job: JobRef) -> Node:

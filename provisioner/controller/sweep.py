@@ -21,7 +21,7 @@ from provisioner.controller.launch import open_job_store
 from provisioner.controller.ledger import Ledger
 from provisioner.controller.orphans import MACHINE, START, Judge, Known, KnownJob, Standing, Verdict
 from provisioner.controller.patience import SILENT_S
-from provisioner.controller.strays import ALIVE_S
+from provisioner.controller.strays import ALIVE_S, asked_at
 from provisioner.controller.sweep_rooms import Room, Rooms
 from provisioner.errors import ConfigError, FailoverError, Unauthorized
 from provisioner.model import Money
@@ -197,7 +197,8 @@ class Sweep:
             one.ended = self._now()
             one.removed = one.kind == MACHINE  # it has the cloud's word already
             if one.removed and (job := self._known.of(tagged.uid)) is not None:
-                Ledger(job.directory.path).gone(tagged.thing.cloud, tagged.thing.id, one.ended)
+                since = tagged.since or asked_at(job.directory, tagged.thing.epoch)
+                Ledger(job.directory.path).removed(tagged.thing, since, one.ended)
 
     @contextmanager
     def _unheld(self, tagged: Tagged) -> Iterator[None]:

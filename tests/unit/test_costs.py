@@ -23,7 +23,8 @@ from provisioner.controller.directory import JobDirectory, JobRecord
 from provisioner.controller.ledger import Bill, Ledger, Terms, all_bills, bills
 from provisioner.controller.records import Begun, Claimed, Finished, Placement, Released, Surplus, Watched
 from provisioner.controller.report import build_report
-from provisioner.model import Ending, Gpu, JobRef, Market, Money, Node, Offer
+from provisioner.model import Ending, Gpu, JobRef, Market, Money, Node, Offer, Owned
+from tests.sweeps import world
 
 JOB = JobRef("digits", "00000001")
 SOME = Money(Decimal("0.5"), "USD")
@@ -257,3 +258,41 @@ def test_a_time_that_is_none_is_said_in_one_line(two_jobs, words):
     shown = CliRunner().invoke(cli, ["cost", "--since", words])
     assert shown.exit_code == 2
     assert "is no time: write a duration (12h, 7d) or a day" in shown.output
+
+
+class Unheard:
+    """A cloud with a machine whose claim was never answered; other things are gone by now."""
+
+    left: tuple[Owned, ...] = (
+        Owned("aws", "us-east-1", "machine", "i-1", "running", "digits", 2, "t", Money(Decimal("0.5"), "USD")),
+    )
+
+    def owned(self) -> tuple[Owned, ...]:
+        return self.left
+
+    def release(self, _node: object) -> None:
+        self.left = ()
+
+    def dismantle(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("when", ["finish", "begin"])
+def test_a_machine_whose_claim_was_never_answered_is_in_the_bill_since_it_was_asked_for(
+    tmp_path: Path, when: str
+) -> None:
+    """An earlier run had an epoch 2, too; and a limit that counts the ledger sees what it has cost."""
+    made = world({"aws": Unheard()}, {"fallback": [{"aws": {"regions": ["us-east-1"]}}]}, tmp_path)
+    begin, claims = (
+        {"time": 50, "kind": "begin"},
+        [{"time": at, "kind": "claim", "epoch": 2} for at in (100, 1000, 1060)],
+    )
+    told = [begin, claims[0], begin, {"time": 900, "kind": "claim", "epoch": 1}, claims[1], claims[2]]
+    (made.directory.path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in told))
+    made.now = lambda: 4600.0
+    assert (made.finish().leaked if when == "finish" else made.begin().first_epoch) == (() if when == "finish" else 1)
+    (bill,) = bills(made.directory.path)
+    assert (bill.node, bill.epoch, bill.begun, bill.ended, bill.watched) == ("i-1", 2, 1000.0, 4600.0, False)
+    assert (bill.price, bill.cost(9999)) == (None, Decimal("0.5"))
+    Ledger(made.directory.path).removed(Unheard.left[0], 1.0, 5000.0)
+    assert bills(made.directory.path) == [bill], "it has been seen to go"
