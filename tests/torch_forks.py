@@ -93,7 +93,8 @@ def interrupted(work: Callable[[], object], folder: Path, count: int, *, last: i
         if kind == "DIE":
             assert -9 in codes, (what, codes)
         elif not result.exists():  # else the last step came before the notice was agreed on
-            assert sorted(codes) == [0] * (processes - 1) + [75], (what, codes)
+            assert 75 in codes, (what, codes)
+            assert set(codes) <= {0, 75}, (what, codes)  # 0: where a launcher of the library watches it
             assert step <= steps(here)[-1] <= step + 3, (what, steps(here))  # all ranks agree on a step soon after
         assert set(train(work, here, processes=processes, RESULT=str(result))) == {0}, what
         assert result.read_text() == whole.read_text(), what

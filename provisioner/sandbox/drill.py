@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from provisioner import assets
 from provisioner.checkpoint.restore import restore
 from provisioner.checkpoint.store import Credentials, open_store
 from provisioner.model import JobRef
+from provisioner.sandbox import training
 from provisioner.sandbox.client import BUCKET, Box, open_box
 from provisioner.sandbox.containers import Containers, choose
 from provisioner.sandbox.drill_controller import play_controller
@@ -30,8 +30,6 @@ from provisioner.sandbox.notices import heard
 from provisioner.sandbox.scenario import load
 
 JOB = "digits"
-STEPS = 100
-EVERY = 10
 STEP_SECONDS = 0.6
 CANNOT_PROVE = (
     "real capacity, prices and quotas",
@@ -63,7 +61,7 @@ class Drill:
         default it is a process, which the scenario may kill. Raises ConfigError for a scenario with a mistake.
         """
         self.scenario = scenario or assets.path("examples/drills/default.yaml")
-        load(self.scenario)  # a mistake in it is said before anything starts
+        self._training = training.of(load(self.scenario))  # a mistake in it is said before anything starts
         self.provider = provider
         self.docker = docker
         self.image = image
@@ -83,7 +81,9 @@ class Drill:
             box = stack.enter_context(open_box(folder / "cloud", self.scenario, image=image))
             self.say(f"cloud in a box: AutoDL at {box.autodl}, AWS at {box.aws}, Google Cloud at {box.gcp}")
             self.say(f"files in {folder}")
-            reference = stack.enter_context(_reference(folder / "reference", containers, str(box.directory)))
+            reference = stack.enter_context(
+                _reference(folder / "reference", self._training, containers, str(box.directory))
+            )
             environ = box.environ(os.environ, state=folder / "state", provider=self.provider)
             config = self.write_config(folder, box, image=image)
             absences: list[dict[str, Any]] = []
@@ -96,7 +96,9 @@ class Drill:
             if containers is not None:
                 report["leaked"] += [f"docker/{name}" for name in containers.left(folder / "cloud" / "machines")]
             if report["result"] == "completed":
-                report["model_identical"] = reference.digest() == _final_model(box, report, folder / "final")
+                report["model_identical"] = reference.digest() == _final_model(
+                    box, report, folder / "final", self._training
+                )
             report["drill"] = {
                 "scenario": str(self.scenario),
                 "machines": "processes" if image is None else f"containers of {image}",
@@ -110,6 +112,9 @@ class Drill:
 
     def _containers(self, folder: Path) -> Containers | None:
         if not self.docker:
+            return None
+        if self._training.torch is not None:
+            self.say("machines are processes: the training has its own environment here")
             return None
         containers, why = choose(self.image, folder)
         self.say(why)
@@ -130,14 +135,8 @@ class Drill:
     def write_config(self, folder: Path, box: Box, *, image: str | None = None) -> Path:
         """Write the job's failover.yaml: the same that an operator would write, but for two endpoints."""
         pause = self.step_seconds if box.scenario.step_seconds is None else box.scenario.step_seconds
-        train = ["python", "train_digits.py", "--steps", STEPS, "--every", EVERY, "--step-seconds", pause]
         config: dict[str, Any] = {
-            "job": {
-                "name": JOB,
-                "command": [str(word) for word in train],
-                "workdir": str(assets.path("examples")),
-                "steps": STEPS,
-            },
+            "job": {"name": JOB, **training.settings(self._training, pause)},
             "resources": {"gpus": ["V100", "T4", "RTX 4090"], "count": 1},
             "checkpoint": {"store": f"s3://{BUCKET}/jobs", "endpoint": box.aws, "region": "us-east-1", "keep": 3},
             "primary": {
@@ -181,16 +180,16 @@ def _lay_over(base: dict[str, Any], changes: Mapping[str, Any]) -> None:
 class _Reference:
     """The same training, never interrupted, beside the drill; in a container of the image where machines have one."""
 
-    def __init__(self, folder: Path, containers: Containers | None, mark: str) -> None:
+    def __init__(self, folder: Path, trained: training.Training, containers: Containers | None, mark: str) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
+        self._trained = trained
         place = {"FAILOVER_CHECKPOINT_DIR": str(folder), "FAILOVER_RESTORE_PATH": "", "FAILOVER_RESTORED": "0"}
-        words = ["--steps", str(STEPS), "--every", str(EVERY)]
-        script = assets.path("examples/train_digits.py")
+        argv = trained.here()
         if containers is None:
-            argv = [sys.executable, str(script), *words]
             environ = {"PATH": os.environ.get("PATH", ""), **place, MARKER: mark}
         else:
+            script, words = Path(argv[1]), argv[2:]
             options = ["--network", "none", "--workdir", str(folder), "--entrypoint", "python"]
             options += ["--volume", f"{script.parent}:{script.parent}:ro", "--volume", f"{folder}:{folder}"]
             options += [word for name, value in place.items() for word in ("--env", f"{name}={value}")]
@@ -205,10 +204,10 @@ class _Reference:
             start_new_session=True,
         )
 
-    def digest(self) -> dict[str, str]:
-        """Wait for the end and return the hashes of the last checkpoint's files."""
+    def digest(self) -> dict[str, str] | None:
+        """Wait for the end and return the hashes of the last checkpoint."""
         self._process.wait(120)
-        return digests(self.folder / f"step-{STEPS}")
+        return self._trained.digest(self.folder / self._trained.last)
 
     def end(self) -> None:
         """End it, wherever it is."""
@@ -217,8 +216,10 @@ class _Reference:
 
 
 @contextlib.contextmanager
-def _reference(folder: Path, containers: Containers | None, mark: str) -> Iterator[_Reference]:
-    reference = _Reference(folder, containers, mark)
+def _reference(
+    folder: Path, trained: training.Training, containers: Containers | None, mark: str
+) -> Iterator[_Reference]:
+    reference = _Reference(folder, trained, containers, mark)
     try:
         yield reference
     finally:
@@ -227,23 +228,14 @@ def _reference(folder: Path, containers: Containers | None, mark: str) -> Iterat
             containers.remove(folder)
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """Return the BLAKE3 hash of every file below a folder, by relative path."""
-    import blake3
-
-    return {
-        str(path.relative_to(folder)): blake3.blake3(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-def _final_model(box: Box, report: Mapping[str, Any], folder: Path) -> dict[str, str] | None:
+def _final_model(
+    box: Box, report: Mapping[str, Any], folder: Path, trained: training.Training
+) -> dict[str, str] | None:
     """Restore the newest checkpoint of the store, as a node would, and hash it."""
     credentials = Credentials(box.access_key_id, box.secret_access_key)
     store = open_store(f"s3://{BUCKET}/jobs", endpoint=box.aws, region="us-east-1", credentials=credentials)
     restored = restore(store.at(JOB), JobRef(JOB, str(report["uid"])), folder)
-    return None if restored is None else digests(restored.directory / restored.entry)
+    return None if restored is None else trained.digest(restored.directory / restored.entry)
 
 
 def _toolchain(state: Path) -> dict[str, Any]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+_LEAVES = re.compile(r"^rank (\d+) leaves at step (\d+)$", re.MULTILINE)
 
 
 def heard(machines: Path, given: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one row for each notice among a scenario's events; times are Unix seconds of this host.
 
     ``deadline`` is when the machine was to go, ``heard_at`` when its node had the notice or a signal, ``committed_at``
-    and ``step`` the last commit before the deadline; None where there was none.
+    and ``step`` the last commit before the deadline; None where there was none. ``ranks`` says at which step each
+    process of the training left, where the training says it.
     """
     rows = []
     for event in given:
@@ -32,9 +36,18 @@ def heard(machines: Path, given: Iterable[Mapping[str, Any]]) -> list[dict[str, 
                 "heard_at": heard_at[0] if heard_at else None,
                 "committed_at": last.get("time"),
                 "step": last.get("step"),
+                "ranks": _ranks(machines / str(event["machine"])),
             }
         )
     return rows
+
+
+def _ranks(machine: Path) -> dict[str, int]:
+    """Read at which step each process left; empty where a training does not say so."""
+    found: dict[str, int] = {}
+    for path in machine.rglob("node/log.txt"):
+        found.update((rank, int(step)) for rank, step in _LEAVES.findall(path.read_text("utf-8", "replace")))
+    return found
 
 
 def _events(machine: Path) -> list[dict[str, Any]]:

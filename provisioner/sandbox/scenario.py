@@ -144,8 +144,16 @@ class Expect(_Part):
     exit_code: int = 0
 
 
+class TorchTraining(_Part):
+    """A script of ``examples`` that wants PyTorch, what it is started with, and the step that it ends at."""
+
+    script: str = Field(pattern=r"^[\w-]+\.py$")
+    arguments: tuple[str, ...] = ()
+    steps: int = Field(ge=1)
+
+
 class Scenario(_Part):
-    """One scenario file. ``config`` is laid over the drill's failover.yaml.
+    """One scenario file. ``config`` is laid over the drill's failover.yaml; without ``training`` it is in numpy.
 
     ``step_seconds`` is how long a step of the training takes: long enough for events to hit the step that they name.
     """
@@ -158,6 +166,7 @@ class Scenario(_Part):
     events: tuple[Event, ...] = ()
     expect: Expect = Expect()
     step_seconds: Seconds | None = None
+    training: TorchTraining | None = None
     config: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 
+from provisioner.errors import ConfigError
+from provisioner.sandbox import training
 from provisioner.sandbox.machines import MARKER
+from provisioner.sandbox.scenario import load
+from tests.torch_scripts import PYTHON
 
 
 def drill(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -256,3 +260,25 @@ def test_a_wrong_scenario_is_one_line_with_its_place(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1
     assert "wrong.yaml:4" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-torch: make torch")
+def test_two_processes_of_lightning_lose_their_machine_in_mid_epoch_and_no_step(tmp_path: Path) -> None:
+    report = played("lightning-ddp", tmp_path / "d")
+    assert report["result"] == "completed"
+    assert report["steps_lost"] == 0
+    (notice,) = report["drill"]["notices"]
+    step = notice["step"]
+    assert step % 25 != 0, "in the middle of an epoch"
+    assert notice["ranks"] == {"0": step, "1": step}
+    assert report["placements"][1]["restored_step"] == step
+    assert report["model_identical"] is True
+    assert report["leaked"] == []
+
+
+def test_a_drill_that_trains_with_pytorch_says_in_one_line_how_to_get_it(tmp_path: Path) -> None:
+    scenario = load(Path("examples/drills/lightning-ddp.yaml"))
+    with pytest.raises(ConfigError, match=r"lightning-ddp trains with PyTorch, which is not here: make torch$"):
+        training.of(scenario, python=tmp_path / "python")

@@ -38,6 +38,19 @@ def put(draft: Path, final: Path) -> None:
     _sync(final.parent)
 
 
+def link(source: Path, draft: Path) -> None:
+    """Make a directory whose files are those of another: by hard links, or copies on another disk."""
+    remove(draft)
+    shutil.copytree(source, draft, copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest of ours; a trainer's own, as ``epoch=3-step=40.ckpt``, are left alone."""
     for path in [path for path in newest_first(folder) if _NAME.match(path.name)][keep:]:

@@ -56,6 +56,11 @@ class Ranks:
         dist.broadcast_object_list(found, src=0, group=self._group)
         return found[0]
 
+    def wait(self) -> None:
+        """Wait until all are here."""
+        if self.together:
+            dist.barrier(group=self._group)
+
     def close(self) -> None:
         """Wait for all: nobody leaves, and takes the others down, while the first still writes."""
         if not self.together:
@@ -63,4 +68,4 @@ class Ranks:
         if self._asked is not None:
             self._asked.wait()
             self._asked = None
-        dist.barrier(group=self._group)
+        self.wait()
