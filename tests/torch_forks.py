@@ -18,9 +18,7 @@ from pathlib import Path
 
 def train(work: Callable[[], object], checkpoints: str, *, processes: int = 1, **environ: str) -> list[int]:
     """Run ``work`` in so many processes, one process group of their own; return their exit codes (-9: killed)."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = _free_port()
     children: list[int] = []
     for rank in range(processes):
         more = {**environ, "FAILOVER_CHECKPOINT_DIR": checkpoints}
@@ -38,10 +36,18 @@ def train(work: Callable[[], object], checkpoints: str, *, processes: int = 1, *
     for _ in children:
         child, status = os.waitpid(-children[0], 0)
         codes.append(os.waitstatus_to_exitcode(status))
-        if codes[-1] == -9:  # the machine is gone, with all that is on it
+        if codes[-1] in {-9, 1}:  # the machine is gone, with all that is on it; or one would wait for another for ever
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(children[0], 9)
     return codes
+
+
+def _free_port() -> int:
+    """Return a port below those that the system hands out: nobody gets it between this and its use."""
+    while True:
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", random.SystemRandom().randrange(15000, 32000)))
+            return int(one.getsockname()[1])
 
 
 def _run(work: Callable[[], object]) -> int:

@@ -53,6 +53,19 @@ class Batches(Generic[B]):
             self.epoch, self.seen = epoch, 0
         self._is_through = False
 
+    @property
+    def is_last(self) -> bool:
+        """Say whether the batch that was yielded last is the last of its epoch; never, if the loader has no length."""
+        return self._is_through
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the epochs that are left of ``count``, from 0 on; the first of them may have begun already."""
+        while self.epoch < count:
+            epoch = self.epoch
+            yield epoch
+            if self.epoch == epoch:  # the loop over the batches was left early, or another loader is used
+                self.set_epoch(epoch + 1)
+
     def state_dict(self) -> dict[str, int]:
         """Return the position."""
         return {"epoch": self.epoch, "seen": self.seen, "seed": self._seed}

@@ -74,11 +74,7 @@ class Checkpointing:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the epochs that are left of ``count``, from 0 on; the first of them may have begun already."""
-        while self.batches.epoch < count:
-            epoch = self.batches.epoch
-            yield epoch
-            if self.batches.epoch == epoch:  # the loop over the batches was left early, or another loader is used
-                self.batches.set_epoch(epoch + 1)
+        yield from self.batches.epochs(count)
 
     def step(self, **metrics: Any) -> None:
         """Count a step, and save when it is time. ``metrics`` are numbers that the next checkpoint is to carry.
