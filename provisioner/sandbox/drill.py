@@ -96,9 +96,8 @@ class Drill:
             if containers is not None:
                 report["leaked"] += [f"docker/{name}" for name in containers.left(folder / "cloud" / "machines")]
             if report["result"] == "completed":
-                report["model_identical"] = reference.digest() == _final_model(
-                    box, report, folder / "final", self._training
-                )
+                weights = _final_model(box, report, folder / "final", self._training)
+                report["model_identical"] = bool(weights) and weights == reference.digest()
             report["drill"] = {
                 "scenario": str(self.scenario),
                 "machines": "processes" if image is None else f"containers of {image}",
