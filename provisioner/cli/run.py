@@ -61,9 +61,11 @@ def run(file: Path, *, fresh: bool, take_over: bool, as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON on stdout.")
 def down(job: str, *, gently: bool, as_json: bool) -> int:
     """Release the machines of JOB and remove what was prepared for it. Its checkpoints stay."""
+    from provisioner.cli.timeline import printer
     from provisioner.controller.run import take_down
 
-    report = take_down(job, os.environ, say=streams.tell, gently_s=GENTLY_S if gently else 0.0)
+    gently_s = GENTLY_S if gently else 0.0
+    report = take_down(job, os.environ, say=streams.tell, gently_s=gently_s, on_event=printer())
     leaked = report.get("leaked")
     with streams.unread():
         if as_json:

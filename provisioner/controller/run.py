@@ -269,12 +269,18 @@ def wish_home(directory: JobDirectory, environ: Mapping[str, str]) -> int | None
 
 
 def take_down(
-    name: str, environ: Mapping[str, str], *, say: Callable[[str], None], gently_s: float = 0.0
+    name: str,
+    environ: Mapping[str, str],
+    *,
+    say: Callable[[str], None],
+    gently_s: float = 0.0,
+    on_event: Callable[[dict[str, object]], None] | None = None,
 ) -> dict[str, object]:
     """Release a job's machines and remove what was prepared, with or without a running controller. Return the report.
 
-    Before that the machine may save and end by itself, for ``gently_s`` seconds at most. Raises ConfigError for a job
-    that this state directory does not know, CloudError for a controller that hangs.
+    Before that the machine may save and end by itself, for ``gently_s`` seconds at most. Where no controller runs
+    ``on_event`` is told what is done and waited for. Raises ConfigError for a job that this state directory does not
+    know, CloudError for a controller that hangs.
     """
     directory = JobDirectory(state_root(environ), name)
     gently = gently_s > 0
@@ -285,7 +291,7 @@ def take_down(
         if record is None:
             message = f"no job {name!r} in {directory.path.parent}"
             raise ConfigError(message, hint="failover status lists the jobs")
-        return _taken_down(directory, record, environ, say=say, gently_s=gently_s)
+        return _taken_down(directory, record, environ, say=say, gently_s=gently_s, on_event=on_event)
 
 
 def _taken_down(
@@ -295,6 +301,7 @@ def _taken_down(
     *,
     say: Callable[[str], None],
     gently_s: float,
+    on_event: Callable[[dict[str, object]], None] | None,
 ) -> dict[str, object]:
     name = directory.name
     if gently_s > 0 and record.open:
@@ -314,4 +321,5 @@ def _taken_down(
         if isinstance(report, dict):
             return report  # written at the end of this run: a new run removes an older one
     config = reopened_config(directory, record, environ)
-    return Controller(Path(record.config_path), config=config, environ=environ).finish(record)
+    controller = Controller(Path(record.config_path), config=config, environ=environ, on_event=on_event)
+    return controller.finish(record)

@@ -364,6 +364,7 @@ def test_down_works_without_the_file_its_secrets_and_its_workdir(place: Place) -
     code, out, err = place.call("down", "small", "--json")
     assert code == 0, err
     assert json.loads(out)["leaked"] == []
+    assert "nothing is left at the clouds" in err, "it tells what it does and waits for, as a run does"
     wait(lambda: place.nodes() == [], "the node to end")
 
 
