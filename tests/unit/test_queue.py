@@ -132,6 +132,7 @@ def test_a_job_is_in_one_queue_only(url: str, tmp_path: Path) -> None:
     renamed = JobStore(Database({"FAILOVER_STATE_DIR": str(tmp_path / "other"), "FAILOVER_DATABASE_URL": url}))
     with pytest.raises(ConfigError, match="is in the queue already"):
         submit(renamed, path, config)
+    assert two.database.marked_by(str(two.database).replace("failover:***@", "other@") + "?sslmode=disable")
     for store in (one, two, renamed):
         store.close()
 
@@ -180,6 +181,26 @@ class OneMachine:
         if name in {"prepare", "adopt", "inspect", "release", "dismantle"}:
             return lambda *args: self.calls.append(name)
         raise AttributeError(name)
+
+
+def test_a_machine_that_was_given_back_is_told_so_though_the_database_does_not_answer(store: JobStore) -> None:
+    machine, seats, blinks = OneMachine(), Seats(store, {}), 2
+    free = seats.free
+
+    def blinking(token: str) -> None:
+        nonlocal blinks
+        blinks -= 1
+        if blinks >= 0:
+            raise CloudError("the queue's database: away")
+        free(token)
+
+    seats.free = blinking  # type: ignore[method-assign]
+    cloud = guarded(machine, "digits", seats, lambda: None)
+    node = cloud.claim(OFFER, Launch(JobRef("digits", "0000000a"), 1, "token", "", 60.0))
+    assert seats.taken("digits")
+    cloud.release(node)
+    assert not seats.taken("digits")
+    assert machine.calls == ["claim", "release"], "once"
 
 
 def test_without_its_lock_a_job_makes_no_call_of_a_cloud(store: JobStore) -> None:

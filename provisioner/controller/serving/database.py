@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import wraps
@@ -53,13 +54,16 @@ class Database:
         return _shown(self.url) if self.shared else str(self.url.database)
 
     def marked_by(self, mark: object) -> bool:
-        """Say whether ``str()`` of this database was ``mark``, also by an earlier release, or with another password.
+        """Say whether ``str()`` of this database was ``mark``, also with another password, user or way to connect.
 
         A file is always the one of the state root, by whatever name that goes now.
         """
         if not isinstance(mark, str) or "://" not in mark:
             return not self.shared
-        return self.shared and without_password(mark) == str(self)
+        try:
+            return self.shared and _place(make_url(mark)) == _place(self.url)
+        except (ArgumentError, ValueError):
+            return False
 
     @property
     def advice(self) -> str:
@@ -134,6 +138,20 @@ def _shown(url: URL) -> str:
     return url.set(
         query={name: value if name in _SHOWN else "***" for name, value in url.query.items()}
     ).render_as_string()
+
+
+def _place(url: URL) -> tuple[object, ...]:
+    host, port = url.host or url.query.get("host"), url.port or url.query.get("port") or 5432
+    return host, str(port), url.database
+
+
+def insist(call: Callable[[], T], *, sleep: Callable[[float], object] = time.sleep) -> T:
+    """Ask or tell the queue, and again while its database does not answer: what was done must not be told as undone."""
+    while True:
+        try:
+            return call()
+        except CloudError:
+            sleep(1.0)
 
 
 def _sqlite(path: Path) -> URL:

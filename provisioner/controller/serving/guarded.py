@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from typing import Any, Final
 
 from provisioner.clouds.base import Accounted, Cloud
+from provisioner.controller.serving.database import insist
 from provisioner.controller.serving.seats import Seats
 from provisioner.model import Failure, FailureKind, Launch, Node, Offer, Scope
 
@@ -30,20 +31,20 @@ def guarded(cloud: Cloud, job: str, seats: Seats, check: Callable[[], None]) -> 
     claim, release = cloud.claim, cloud.release
 
     def claimed(offer: Offer, launch: Launch) -> Node | Failure:
-        full = seats.book(job, launch.token, offer.cloud, account)
+        full = insist(lambda: seats.book(job, launch.token, offer.cloud, account))
         if full:
             advice = "wait for another job's end, or raise --machines"
             return Failure(FailureKind.NO_CAPACITY, Scope.ACCOUNT, LIMIT_CODE, full, advice, FULL_S)
         check()
         answer = claim(offer, launch)
         if isinstance(answer, Failure):
-            seats.free(launch.token)
+            insist(lambda: seats.free(launch.token))
         return answer
 
     def released(node: Node) -> None:
         check()
         release(node)
-        seats.free(node.token)
+        insist(lambda: seats.free(node.token))
 
     for name in GUARDED:
         _replace(cloud, name, _checked(getattr(cloud, name), check, alone=name in BY_TERRAFORM))

@@ -21,6 +21,7 @@ from provisioner.controller.hints import ask_to_save
 from provisioner.controller.launch import open_job_store
 from provisioner.controller.ledger import Bill, bills
 from provisioner.controller.run import Controller
+from provisioner.controller.serving.database import insist
 from provisioner.controller.serving.guarded import LIMIT_CODE, guarded
 from provisioner.controller.serving.jobs import JobStore, QueuedJob, State, Wish
 from provisioner.controller.serving.locks import Locks, Lost
@@ -116,10 +117,10 @@ class ServedJob:
         try:
             state, reason = self._outcome()
             if state is State.QUEUED:
-                _insist(lambda: serving.store.put_back(name, serving.controller, reason, AGAIN_S))
+                insist(lambda: serving.store.put_back(name, serving.controller, reason, AGAIN_S))
             else:
-                _insist(lambda: serving.seats.free_all(name))
-                _insist(lambda: serving.store.end(name, serving.controller, state, reason))
+                insist(lambda: serving.seats.free_all(name))
+                insist(lambda: serving.store.end(name, serving.controller, state, reason))
             self.ended = state
             serving.show(name, {"kind": "served", "state": state.value, "reason": reason})
         except Lost as error:
@@ -180,7 +181,7 @@ class ServedJob:
         except CloudError as error:  # the store does not answer
             return self._refused(State.QUEUED, error)
         serving, workflow = self._serving, controller.record.workflow_id
-        _insist(lambda: serving.store.began(self.name, serving.controller, workflow))
+        insist(lambda: serving.store.began(self.name, serving.controller, workflow))
         flow = FlowRun(self._effects(controller), before_step=lambda _: serving.check())
         serving.engine.run(workflow, flow)
         self._controller = controller
@@ -246,7 +247,7 @@ class ServedJob:
         return (State.QUEUED, reason) if wish is Wish.NONE else (State.CANCELLED, "by the operator")
 
     def _wished(self) -> Wish:
-        row = _insist(lambda: self._serving.store.get(self.name))
+        row = insist(lambda: self._serving.store.get(self.name))
         return row.wish if row is not None else Wish.NONE
 
     def _broken(self, controller: Controller, error: Exception) -> str:
@@ -298,12 +299,3 @@ def _within(config: Config, spent: Sequence[Bill]) -> Config:
         raise LimitReached(f"budget of {budget} is spent by the runs before")
     policy = config.policy.model_copy(update={"budget": Money(left, budget.currency)})
     return config.model_copy(update={"policy": policy})
-
-
-def _insist(call: Callable[[], Any]) -> Any:
-    """Write to the queue, and again while its database does not answer."""
-    while True:
-        try:
-            return call()
-        except CloudError:
-            time.sleep(1.0)

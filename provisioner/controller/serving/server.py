@@ -14,7 +14,7 @@ from typing import Final
 from provisioner.controller.engine import WORKFLOW_VERSION, Engine
 from provisioner.controller.flow import Effects
 from provisioner.controller.run import Controller
-from provisioner.controller.serving.database import VARIABLE, Database
+from provisioner.controller.serving.database import VARIABLE, Database, answered
 from provisioner.controller.serving.job import ServedJob, Serving, controller_name
 from provisioner.controller.serving.jobs import JobStore, QueuedJob, State
 from provisioner.controller.serving.locks import FileLocks, Locks, Lost, SessionLocks
@@ -84,8 +84,7 @@ class Server:
     def serve(self, leave: threading.Event) -> None:
         """Work until ``leave`` is set, or until the queue is empty if that was asked for."""
         self.serving.locks.take(self.name)
-        self.serving.engine.launch()
-        self.serving.engine.drop_queues(self._ended)
+        self._launch()
         self._show("", {"kind": "told", "words": f"serving {self.database} as {self.name.rpartition(':')[0]}"})
         if self.options.sweep_every > 0 and not self.options.once:
             threading.Thread(target=self._sweep, args=(leave,), name="sweep", daemon=True).start()
@@ -103,6 +102,11 @@ class Server:
                     told = str(error)
                     self._show("", {"kind": "told", "words": f"{told}; trying again each second"})
             leave.wait(LOOK_S)
+
+    @answered
+    def _launch(self) -> None:
+        self.serving.engine.launch()
+        self.serving.engine.drop_queues(self._ended)
 
     def _ended(self, queues: list[str]) -> list[str]:
         """Return the queues of controllers that are gone."""
