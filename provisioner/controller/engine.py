@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from dbos import DBOS, DBOSConfig, SetWorkflowID, WorkflowHandle
+from sqlalchemy.exc import SQLAlchemyError
 
 from provisioner.controller.flow import Effects, Flow
 
@@ -121,6 +122,14 @@ class Engine:
             flow.ended.set()
         else:
             flow.handle = DBOS.resume_workflow(workflow_id, queue_name=self._queue)
+
+    def unrecorded(self, workflow_id: str) -> bool:
+        """Say whether the end of a run that raised is not recorded (a full disk, say): it can be taken up again."""
+        try:
+            status = DBOS.get_workflow_status(workflow_id)
+        except SQLAlchemyError:
+            return True
+        return status is not None and status.status not in _OVER
 
     def drop_queues(self, ended: Callable[[list[str]], list[str]]) -> None:
         """Remove the queues of executors that are no more. ``ended`` picks them out of the names of all."""

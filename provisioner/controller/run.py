@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from provisioner.clouds import open_cloud
 from provisioner.clouds.base import Cloud
 from provisioner.config import Config, load, parse, runtime_file, workdir
@@ -22,6 +24,7 @@ from provisioner.controller.hints import ask_to_save
 from provisioner.controller.launch import Launcher, open_job_store, stored_uid
 from provisioner.controller.moving import WISH
 from provisioner.controller.serving.by_hand import out_of_the_queue, refuse_if_queued
+from provisioner.controller.serving.database import first_line
 from provisioner.errors import CloudError, ConfigError, Interrupted
 from provisioner.telemetry.events import EventLog
 
@@ -110,7 +113,7 @@ class Controller:
             engine.run(self.record.workflow_id, flow)
             (attend or wait_for_end)(flow, self)  # left here by Interrupted, the process ends with its threads
             try:
-                report = self._result(flow)
+                report = self._result(flow, engine)
             finally:
                 engine.close()
             self.conclude(report)
@@ -133,11 +136,19 @@ class Controller:
         self.directory.write_json("report.json", report)
         self.directory.close()
 
-    def _result(self, flow: FlowRun) -> dict[str, object]:
-        """Return the report. A flow that broke off is not taken up again: the next run releases what it left."""
+    def _result(self, flow: FlowRun, engine: Engine) -> dict[str, object]:
+        """Return the report. A flow that broke off is not taken up again: the next run releases what it left.
+
+        One whose steps could not be recorded goes on with the next run.
+        """
         try:
             return flow.result()
-        except Exception:
+        except Exception as error:
+            if isinstance(error, SQLAlchemyError) and engine.unrecorded(self.record.workflow_id):
+                message = f"{self.directory.path}: the run's steps cannot be recorded: {first_line(error)}"
+                raise CloudError(
+                    message, hint=f"go on when that is mended: failover run {self.record.config_path}"
+                ) from None
             self.directory.close()
             raise
 

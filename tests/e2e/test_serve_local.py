@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,30 @@ def test_a_job_whose_controller_was_gone_before_its_run_began_ends_as_it_would_h
     assert code == 1, err
     assert queue.states() == {"poor": "FAILED"}
     assert "MY_TOKEN" in queue.list()["poor"]["reason"]
+
+
+@pytest.mark.slow
+def test_a_job_whose_steps_cannot_be_recorded_keeps_its_machine_until_they_can(queue: Queue) -> None:
+    queue.submit(queue.job("long", steps=40, pace=0.1))
+    tables = ("operation_outputs", "workflow_status")
+
+    def rename(before: str, after: str) -> None:
+        with closing(sqlite3.connect(queue.folder / "state/flows.sqlite", timeout=30)) as flows:
+            flows.execute("PRAGMA legacy_alter_table = ON")
+            for table in tables:
+                flows.execute(f"ALTER TABLE {before}{table} RENAME TO {after}{table}")
+            flows.commit()
+
+    with queue.served() as server:
+        queue.wait_for_step_of("long", 3)
+        rename("", "hidden_")
+        assert server.stderr is not None
+        told = next(line for line in server.stderr if "its steps cannot be recorded" in line)
+        assert "no such table" in told
+        assert queue.states() == {"long": "RUNNING"}
+        rename("hidden_", "")
+        queue.wait_for("long", "DONE")
+    assert len(queue.report("long")["placements"]) == 1
 
 
 def test_a_limit_for_a_cloud_that_there_is_not_is_refused(queue: Queue) -> None:

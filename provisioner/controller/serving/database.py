@@ -119,9 +119,7 @@ def answered(call: C) -> C:
         try:
             return call(*args, **options)
         except SQLAlchemyError as error:
-            lines = str(getattr(error, "orig", None) or error).strip().splitlines()
-            message = f"the queue's database: {lines[0] if lines else type(error).__name__}"
-            raise CloudError(message, hint=args[0].database.advice) from None
+            raise CloudError(f"the queue's database: {first_line(error)}", hint=args[0].database.advice) from None
 
     return asked  # type: ignore[return-value]
 
@@ -152,6 +150,12 @@ def insist(call: Callable[[], T], *, sleep: Callable[[float], object] = time.sle
             return call()
         except CloudError:
             sleep(1.0)
+
+
+def first_line(error: Exception) -> str:
+    """Return what went wrong, without the statement that it went wrong in."""
+    lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _sqlite(path: Path) -> URL:

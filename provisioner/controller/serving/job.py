@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from provisioner.config import Config, parse
 from provisioner.controller.billing import convert
 from provisioner.controller.directory import Held, JobDirectory
@@ -21,7 +23,7 @@ from provisioner.controller.hints import ask_to_save
 from provisioner.controller.launch import open_job_store
 from provisioner.controller.ledger import Bill, bills
 from provisioner.controller.run import Controller
-from provisioner.controller.serving.database import insist
+from provisioner.controller.serving.database import first_line, insist
 from provisioner.controller.serving.guarded import LIMIT_CODE, guarded
 from provisioner.controller.serving.jobs import JobStore, QueuedJob, State, Wish
 from provisioner.controller.serving.locks import Locks, Lost
@@ -192,7 +194,9 @@ class ServedJob:
         except FailoverError as error:
             state, reason = State.FAILED, str(error)
             controller.directory.close()
-        except Exception as error:  # noqa: BLE001 - one job's fault is not another's
+        except Exception as error:
+            if isinstance(error, SQLAlchemyError) and serving.engine.unrecorded(workflow):
+                raise NotNow(f"its steps cannot be recorded: {first_line(error)}") from error
             state, reason = State.FAILED, self._broken(controller, error)
         else:
             controller.conclude(report)
@@ -253,7 +257,7 @@ class ServedJob:
     def _broken(self, controller: Controller, error: Exception) -> str:
         """Release what a flow that broke off has left."""
         controller.directory.close()
-        reason = f"a fault of ours: {type(error).__name__}: {error}"
+        reason = f"a fault of ours: {type(error).__name__}: {first_line(error)}"
         if self._serving.effects is None:
             leaked = controller.world().finish().leaked
             reason += f"; left behind: {[*leaked]}" if leaked else ""
