@@ -74,10 +74,13 @@ class Bill:
         return self.price or self.at_most
 
     def until(self, now: float) -> float:
-        """Return when it ended, or until when it counts: a machine that nobody has seen go lasts no longer than ttl."""
+        """Return when it ended, or until when it counts: a machine that nobody has seen go lasts no longer than ttl.
+
+        It is never before it began, whatever a clock that was set back says.
+        """
         if self.ended is not None:
-            return self.ended
-        return now if self.ends_by is None else max(self.begun, min(now, self.ends_by))
+            return max(self.begun, self.ended)
+        return max(self.begun, now if self.ends_by is None else min(now, self.ends_by))
 
     def runs(self, now: float) -> bool:
         """Say whether it costs money now, as far as is known."""

@@ -100,6 +100,17 @@ def test_a_running_machine_counts_until_now_and_one_that_nobody_saw_go_until_it_
     assert costs(bills(tmp_path), 1000.0 + 90000)["total"]["amount"] == 6.0
 
 
+def test_a_clock_that_was_set_back_makes_no_time_negative(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.machine(bill(cloud="autodl"))
+    ledger.gone("autodl", "i-1", 400.0)
+    ledger.machine(bill("i-2", cloud="autodl", epoch=2, begun=5000.0, ends_by=None))
+    machines = costs(bills(tmp_path), 4000.0)["jobs"][0]["machines"]
+    assert [(one["seconds"], one["cost"]["amount"], one["overlap_seconds"]) for one in machines] == [
+        (0.0, 0.0, 0.0)
+    ] * 2
+
+
 def test_since_counts_only_what_came_after(tmp_path):
     ledger = Ledger(tmp_path)
     ledger.machine(bill())
