@@ -36,7 +36,7 @@ def start(command: list[str], checkpoints: Path, **more: str) -> subprocess.Pope
     )
 
 
-def run(text: str, cwd: Path, environ: Mapping[str, str] | None = None) -> str:
+def run(text: str, cwd: Path, environ: Mapping[str, str] | None = None, *, timeout: float = 120) -> str:
     """Run a text to its end and return what it said; it has to end well."""
     path = cwd / "script.py"
     path.write_text(textwrap.dedent(text))
@@ -46,7 +46,7 @@ def run(text: str, cwd: Path, environ: Mapping[str, str] | None = None) -> str:
         env={**os.environ, **(environ or {})},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -75,7 +75,9 @@ ENVIRON = {"PYTHONPATH": str(ROOT)}
 
 
 def drive(folder, count: int, processes: int) -> None:
-    assert "all equal" in run(SCRIPT + DRIVE.format(count=count, processes=processes), folder, ENVIRON)
+    assert "all equal" in run(
+        SCRIPT + DRIVE.format(count=count, processes=processes), folder, ENVIRON, timeout=60.0 + 60 * count
+    )
 
 
 def test_killed_and_told_to_go_at_random_steps_it_ends_bit_for_bit_as_one_run(tmp_path):

@@ -82,7 +82,7 @@ ENVIRON = {"PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
 
 
 def drive(folder, count: int, processes: int) -> None:
-    said = run(SCRIPT + DRIVE.format(count=count, processes=processes), folder, ENVIRON)
+    said = run(SCRIPT + DRIVE.format(count=count, processes=processes), folder, ENVIRON, timeout=60.0 + 60 * count)
     assert "all equal" in said
 
 

@@ -91,7 +91,8 @@ for away in ("batches", "random"):
 
 
 def drive(folder: Path, count: int, processes: int, **environ: str) -> str:
-    said = run(SCRIPT + DRIVE.format(count=count, processes=processes), folder, {"PYTHONPATH": str(ROOT), **environ})
+    environ = {"PYTHONPATH": str(ROOT), **environ}
+    said = run(SCRIPT + DRIVE.format(count=count, processes=processes), folder, environ, timeout=60.0 + 60 * count)
     assert "all equal" in said
     return said
 
