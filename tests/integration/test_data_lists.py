@@ -266,7 +266,7 @@ class Running:
 def test_the_list_of_a_machine_that_ended_without_reading_it_goes_and_no_other(tmp_path):
     (tmp_path / "x").write_bytes(b"x")
     made: Any = sweeps.world({"aws": Running()}, sweeps.aws(regions=["us-east-1"]), tmp_path / "state")
-    made._adopt = lambda _node: None
+    made._background._adopt = lambda _node: None
     store = open_store(f"file://{tmp_path}/store").at("digits")
     config = parse(f"{BASE}data: [{{from: 'file://{tmp_path}/x', to: a}}]".encode(), "failover.yaml", tmp_path, {})
     made.launcher = launcher = Launcher(rooms.JOB, config, made.directory, store, {}, None)

@@ -208,7 +208,7 @@ def test_what_is_forgotten_is_tried_again_by_a_run_that_goes_on(tmp_path):
     known = FailureMemory().remember(refused.failure, offer(), now=50.0)
 
     def ranked(memory, claim):
-        return [choice.offer for choice in world.rank(Asked((offer(),), 100.0, memory=memory), (claim,), None)]
+        return [choice.offer for choice in world.rank(Asked((offer(),), 100.0, memory=memory), (claim,), ())]
 
     assert ranked(known, refused) == []
     assert ranked(FailureMemory(), refused) == [offer()]

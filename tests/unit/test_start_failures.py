@@ -65,7 +65,7 @@ class Silent:
 
 def test_r37_a_run_whose_machine_had_an_old_driver_leaves_the_type_alone(tmp_path):
     made: Any = world({"aws": Silent()}, aws(regions=["us-east-1"]), tmp_path)
-    made._adopt = lambda _node: None
+    made._background._adopt = lambda _node: None
     end = {"reason": NODE_S_OWN, "exit_code": 75, "cause": "old_driver"}
     made.launcher.read_signs = lambda _epoch: (None, {"end": end})
     node = Node("i-1", OFFER, JobRef("digits", "1a2b3c4d"), 1, "token", time.time())
