@@ -80,7 +80,7 @@ def test_killed_after_every_step_of_one_drill(tmp_path: Path) -> None:
     assert last_words[-1] == "finish", "a step after this one is never killed"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_killed_after_every_step_of_the_way_home(tmp_path: Path) -> None:
     last_words: list[str] = []
     report = assert_nothing_twice_and_nothing_left(tmp_path, killed_after(count(1), last_words), "come-home", 1.6)

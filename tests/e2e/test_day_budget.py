@@ -29,7 +29,7 @@ SECONDS = 60
 """For how long the lowered budget lasts."""
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_at_a_day_budget_the_job_saves_rests_without_a_machine_and_goes_on_without_losing_a_step(tmp_path: Path):
     scenario = tmp_path / "day.yaml"
     scenario.write_text(SCENARIO)

@@ -131,7 +131,8 @@ def test_an_image_without_python_trains_in_a_real_container(machine, s3, bundle,
     hard = subprocess.run(["bash", "-c", "ulimit -Hn"], capture_output=True, text=True, check=True).stdout.strip()
     assert f"files {min(int(hard), 1048576) if hard.isdigit() else 1048576}" in log
     kb = int(re.findall(r"MemTotal: +(\d+) kB", Path("/proc/meminfo").read_text())[0])
-    assert f"shm {kb // 2}" in log
+    shm = int(re.findall(r"^shm (\d+)$", log, re.MULTILINE)[0])
+    assert 0 <= shm - kb // 2 < 4  # whole pages
     assert machine.shutdowns() == ["-h now"]
     assert engine("ps", "--all", "--quiet") == "", "the container is gone"
 
