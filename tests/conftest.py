@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Have each worker begin with what takes minutes, so that none is left alone with it at the end.
 
-    At first a worker has its share of the list in one piece. The others stay beside their neighbours, who share fixtures.
+    At first a worker has its share of the list in one piece. The others stay beside those who share their fixtures.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     long = [item for item in items if "[official" in item.name or "/e2e/" in item.nodeid or "killed_after" in item.name]
