@@ -54,7 +54,8 @@ class Scope(StrEnum):
 class NodeState(StrEnum):
     """A machine as its cloud sees it. GONE is an answer, not an error.
 
-    STOPPING: it is on its way out, and what runs on it may still save.
+    STOPPING: it is on its way out, and what runs on it may still save. UNLISTED: its cloud does not list it, and does
+    not say that it has ended; a list may lag behind, so that alone is no end.
     """
 
     PENDING = "pending"
@@ -62,6 +63,7 @@ class NodeState(StrEnum):
     STOPPING = "stopping"
     STOPPED = "stopped"
     GONE = "gone"
+    UNLISTED = "unlisted"
 
     @property
     def is_over(self) -> bool:

@@ -53,7 +53,10 @@ class Cloud(Protocol):
         ...
 
     def inspect(self, node: Node) -> NodeState:
-        """Say how the cloud sees the machine. Raises Unreachable when the cloud does not answer."""
+        """Say how the cloud sees the machine: GONE by its own word, UNLISTED where it only does not show it.
+
+        Raises Unreachable when the cloud does not answer.
+        """
         ...
 
     def owned(self) -> Sequence[Owned]:

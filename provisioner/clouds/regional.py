@@ -23,6 +23,8 @@ from provisioner.terraform.render import remove_stack
 from provisioner.terraform.runner import Runner
 from provisioner.terraform.stack import CloudStack
 
+SECOND_LOOK_S: Final = 2.0
+"""How long after a look that did not show a machine the next one comes, in seconds."""
 SWEPT_S: Final = 60.0
 """How long ``dismantle`` waits for the last things to vanish from the cloud's lists, in seconds."""
 
@@ -48,6 +50,7 @@ class Block(Protocol):
 
 Config = TypeVar("Config", bound=Block)
 Spec = TypeVar("Spec")
+Found = TypeVar("Found")
 Region = TypeVar("Region", bound=PreparedRegion[Any, Any])
 
 
@@ -238,6 +241,14 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
         """Ask that substrate goes away which Terraform does not know. Raises CloudError for what does not go."""
 
     # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _twice(self, find: Callable[[], Found | None]) -> Found | None:
+        """Look for a machine, and again if it is not listed: a list may lag behind."""
+        found = find()
+        if found is None:
+            self._clock.sleep(SECOND_LOOK_S)
+            found = find()
+        return found
 
     def _prepared(self, region: str) -> Any:
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from provisioner import planner
 from provisioner.errors import CloudError
-from provisioner.model import Node
+from provisioner.model import Node, NodeState
 
 if TYPE_CHECKING:
     from provisioner.controller.effects import World
@@ -60,9 +60,10 @@ class Background:
 
     def _is_gone(self, node: Node) -> bool:
         try:
-            return self._world.cloud(node.offer.cloud).inspect(node).is_over
+            state = self._world.cloud(node.offer.cloud).inspect(node)
         except CloudError:
             return False
+        return state.is_over or state is NodeState.UNLISTED
 
     def _prepare(self) -> None:
         """Take the best region first. A claim meanwhile waits for its own region alone."""

@@ -21,7 +21,7 @@ from provisioner.controller.records import Begun, Claimed, Placement, Stood, Wat
 from provisioner.controller.standing import standing
 from provisioner.controller.watch import View, Watch, judge
 from provisioner.errors import CloudError
-from provisioner.model import Ending, Node, Offer
+from provisioner.model import Ending, Node, NodeState, Offer
 
 if TYPE_CHECKING:
     from provisioner.controller.effects import World
@@ -170,7 +170,11 @@ def _ahead(world: World, here: Node, known: float | None) -> float:
 def _of_no_use(world: World, there: Node) -> str:
     """Say why the machine at home cannot take over, if that is known: it may have stood by long ago."""
     try:
-        if world.cloud(there.offer.cloud).inspect(there).is_over:
+        state = world.cloud(there.offer.cloud).inspect(there)
+        if state is NodeState.UNLISTED:  # a list may lag behind: it is looked at again
+            world.take_down.wait(world.config.policy.poll)
+            state = world.cloud(there.offer.cloud).inspect(there)
+        if state.is_over or state is NodeState.UNLISTED:
             return "the machine at home is gone"
         _, beat = world.launcher.read_signs(there.epoch)
     except CloudError as error:

@@ -53,6 +53,10 @@ class Patience:
         usual = max(UNASKED_S if state is None else SILENT_S, self.least_s)
         return min(max(usual, 2.0 * self.suspicious_s(rhythm)), max(MOST_S, self.least_s))
 
+    def due_s(self, rhythm: Rhythm) -> float:
+        """Return the silence in which a heartbeat of a living node would have come, if none is very late."""
+        return 1.5 * max(self.poll_s, rhythm.mean_s or self.heartbeat_s)
+
     def last_words_s(self, rhythm: Rhythm) -> float:
         """Return the silence after which a machine on its way out has nothing more to say."""
         return min(max(LAST_WORDS_S, 2.0 * (rhythm.mean_s or 0.0)), self.lost_s(rhythm, NodeState.STOPPING))

@@ -119,6 +119,8 @@ def suspicion(signs: Signs, patience: Patience) -> str:
 
 
 def _clouds_word(signs: Signs) -> str:
+    if signs.state is NodeState.UNLISTED:
+        return "its cloud does not list it"
     return "its cloud does not answer" if signs.state is None else f"its cloud says that it is {signs.state}"
 
 
@@ -213,7 +215,8 @@ class Watch:
         before = before.at(now, self._steady(now))
         signs = replace(before, state=state, stored=read is not None, stop=self.view.stop())
         if read is None:
-            return replace(signs, blind_at=signs.now if before.blind_at is None else before.blind_at)
+            signs = replace(signs, blind_at=signs.now if before.blind_at is None else before.blind_at)
+            return self._believed(before, signs)
         done, heartbeat = read
         if before.blind_at is not None:
             signs = replace(signs, blind_s=before.blind_s + signs.now - before.blind_at, blind_at=None)
@@ -223,7 +226,17 @@ class Watch:
             signs = self._heard(signs, heartbeat) if up else replace(signs, heartbeat=heartbeat)
             first = up and not came_up(before.heartbeat)
             self.view.changed(node, heartbeat, first=first, ahead_s=self.ahead_s(signs))
-        return self._suspect(node, replace(signs, done=done))
+        return self._suspect(node, self._believed(before, replace(signs, done=done)))
+
+    def _believed(self, before: Signs, signs: Signs) -> Signs:
+        """Take a machine that its cloud does not list for gone when that is confirmed: lists lag behind.
+
+        It was on its way out; or it is not listed at a second look either, and a heartbeat that was due has not come.
+        """
+        if signs.state is not NodeState.UNLISTED or before.state is None or signs.heard_at != before.heard_at:
+            return signs
+        again = before.state is NodeState.UNLISTED and signs.silent_s >= self.patience.due_s(signs.rhythm)
+        return replace(signs, state=NodeState.GONE) if again or before.state.is_over else signs
 
     def _heard(self, signs: Signs, heartbeat: dict[str, object]) -> Signs:
         """Take what a new heartbeat tells of the node's rhythm and of its clock."""

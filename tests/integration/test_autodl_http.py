@@ -302,7 +302,7 @@ def test_taking_a_machine_kills_it_and_reset_forgets_all(box):
         assert isinstance(node, Node)
         until(lambda: told(folder))
         place.take(node.id)
-        assert (cloud.inspect(node), machines.live()) == (NodeState.GONE, [])
+        assert (cloud.inspect(node), machines.live()) == (NodeState.UNLISTED, [])
         place.set_stock([{"region": "westDC3", "gpu": "RTX 4090D", "idle": 1}])
         assert place.state()["pro_stock"].count({"region": "westDC3", "gpu": "RTX 4090D", "idle": 1}) == 1
         assert sum(row["idle"] for row in place.state()["pro_stock"]) == 1

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner.clouds.autodl import AutodlClient, AutodlCloud
+from provisioner.clouds.autodl.errors import NotFound, failure_for
 from provisioner.clouds.autodl.naming import machine_name
 from provisioner.clouds.base import Cloud, Request
 from provisioner.errors import CloudError, Unauthorized, Unreachable
@@ -179,7 +180,7 @@ def test_a_machine_is_claimed_runs_the_script_and_goes_without_a_trace(mode):
     assert (owned.id, owned.job, owned.epoch, owned.kind) == (node.id, "digits", 3, "machine")
     assert LAUNCH.token.startswith(owned.token)
     setting.cloud.release(node)
-    assert setting.cloud.inspect(node) is NodeState.GONE
+    assert setting.cloud.inspect(node) is NodeState.UNLISTED
     assert (setting.machines, setting.started, list(setting.cloud.owned())) == ([], {}, [])
     setting.cloud.release(node)
 
@@ -219,6 +220,28 @@ def test_r40_a_machine_never_comes_from_the_reuse_cache(mode):
 
 
 @MODES
+def test_a_machine_that_one_list_does_not_show_is_released_all_the_same(mode, monkeypatch):
+    setting = Setting(mode)
+    node = setting.claim()
+    setting.sleep(60)
+    calls = setting.client.pro if mode == "pro" else setting.client.elastic
+    name = "instances" if mode == "pro" else "deployments"
+    shown, looks = getattr(calls, name), []
+
+    def shows_late(**asked):
+        looks.append(1)
+        return [] if len(looks) == 1 else shown(**asked)
+
+    monkeypatch.setattr(calls, name, shows_late)
+    if mode == "pro":
+        monkeypatch.setattr(
+            calls, "status", lambda _: (_ for _ in ()).throw(NotFound(failure_for("", "no such"), call=""))
+        )
+    setting.cloud.release(node)
+    assert (setting.machines, setting.started) == ([], {})
+
+
+@MODES
 def test_a_machine_that_powers_itself_off_is_stopped_not_gone_and_is_still_released(mode):
     setting = Setting(mode)
     node = setting.claim()
@@ -234,12 +257,12 @@ def test_a_machine_that_powers_itself_off_is_stopped_not_gone_and_is_still_relea
 
 
 @MODES
-def test_a_machine_that_the_cloud_took_is_gone(mode):
+def test_a_machine_that_the_cloud_took_is_not_listed(mode):
     setting = Setting(mode)
     node = setting.claim()
     setting.sleep(60)
     setting.emulator.take_away(node.id)
-    assert setting.cloud.inspect(node) is NodeState.GONE
+    assert setting.cloud.inspect(node) is NodeState.UNLISTED
     setting.cloud.release(node)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from provisioner.clouds.autodl import cards
 from provisioner.clouds.autodl.client import AutodlClient
@@ -17,7 +18,16 @@ from provisioner.clouds.autodl.errors import (
     not_entitled,
     refusal,
 )
-from provisioner.clouds.autodl.machines import AutodlSettings, Clock, Passed, Patience, Sleep, fits, still_there
+from provisioner.clouds.autodl.machines import (
+    AutodlSettings,
+    Clock,
+    Passed,
+    Patience,
+    Sleep,
+    fits,
+    make_go,
+    still_there,
+)
 from provisioner.clouds.autodl.models import Container, Deployment
 from provisioner.clouds.autodl.naming import read_name
 from provisioner.clouds.base import Request, Tagged
@@ -152,6 +162,10 @@ class ElasticMachines:
         found = [item for item in self._client.elastic.deployments(deployment=machine) if item.id == machine]
         return found[0] if found else None
 
+    def _status(self, machine: str) -> str | None:
+        deployment = self._deployment(machine)
+        return None if deployment is None else deployment.status
+
     def _is_over(self, machine: str) -> bool:
         deployment = self._deployment(machine)
         return deployment is None or deployment.status == "stopped" or deployment.finished > 0
@@ -166,7 +180,7 @@ class ElasticMachines:
         """Say what a deployment does, by its container."""
         deployment = self._deployment(machine)
         if deployment is None:
-            return NodeState.GONE
+            return NodeState.UNLISTED
         statuses = [container.status for container in self._containers(machine)]
         if "running" in statuses:
             return NodeState.RUNNING
@@ -178,13 +192,9 @@ class ElasticMachines:
     def release(self, machine: str) -> None:
         """Stop, delete, and see that it is gone from the list."""
         patience = Patience(self._release_s, self._poll_s, sleep=self._sleep, clock=self._clock)
-        while True:
-            deployment = self._deployment(machine)
-            if deployment is None:
-                return
-            self._push(machine, deployment.status)
-            if not patience.wait():
-                raise still_there(machine, deployment.status, self._release_s)
+        left = make_go(partial(self._status, machine), partial(self._push, machine), patience)
+        if left is not None:
+            raise still_there(machine, left, self._release_s)
 
     def _push(self, machine: str, status: str) -> None:
         """Take the next step towards the end. What the next look will show anyway is no error."""

@@ -110,6 +110,24 @@ class Patience:
         return True
 
 
+def make_go(look: Callable[[], str | None], push: Callable[[str], None], patience: Patience) -> str | None:
+    """Push a machine towards its end until two looks in a row do not show it; None then.
+
+    ``look`` returns its status, None where it is not listed: a list may lag behind, and what runs on costs money.
+    Return the status of one that has not gone in time.
+    """
+    gone = 0
+    while True:
+        status = look()
+        gone = gone + 1 if status is None else 0
+        if gone > 1 or status == "released":
+            return None
+        if status is not None:
+            push(status)
+        if not patience.wait():
+            return None if gone else status
+
+
 def start_command(user_data: str) -> str:
     """Wrap a script into one shell command without quotes or line breaks of its own."""
     encoded = base64.b64encode(user_data.encode()).decode()

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from provisioner.clouds.autodl import cards
 from provisioner.clouds.autodl.client import AutodlClient
 from provisioner.clouds.autodl.errors import Doubtful, NotFound, Refused
-from provisioner.clouds.autodl.machines import AutodlSettings, Clock, Passed, Patience, Sleep, fits, still_there
+from provisioner.clouds.autodl.machines import (
+    AutodlSettings,
+    Clock,
+    Passed,
+    Patience,
+    Sleep,
+    fits,
+    make_go,
+    still_there,
+)
 from provisioner.clouds.autodl.naming import read_name
 from provisioner.clouds.autodl.pro_api import ProOrder
 from provisioner.clouds.base import Request, Tagged
@@ -138,7 +148,7 @@ class ProMachines:
     def inspect(self, machine: str) -> NodeState:
         """Say what an instance does. A status that we do not know means: not there yet."""
         status = self._status(machine)
-        return NodeState.GONE if status is None else _STATES.get(status, NodeState.PENDING)
+        return NodeState.UNLISTED if status is None else _STATES.get(status, NodeState.PENDING)
 
     def _status(self, machine: str) -> str | None:
         """Return the status word, or None for what is gone: unknown by its id, and not in the list either.
@@ -158,13 +168,9 @@ class ProMachines:
         refused before ``shutdown``, and an answer may be lost on the way: each round looks first.
         """
         patience = Patience(self._release_s, self._poll_s, sleep=self._sleep, clock=self._clock)
-        while True:
-            status = self._status(machine)
-            if status is None or status == "released":
-                return
-            self._push(machine, status)
-            if not patience.wait():
-                raise still_there(machine, status, self._release_s)
+        left = make_go(partial(self._status, machine), partial(self._push, machine), patience)
+        if left is not None:
+            raise still_there(machine, left, self._release_s)
 
     def _push(self, machine: str, status: str) -> None:
         """Take the next step towards the end. What the next look will show anyway is no error."""

@@ -107,11 +107,14 @@ class AwsCloud(RegionalCloud[AwsConfig, StackSpec, Substrate]):
         inventory.remove(self._account, tagged, self._clock)
 
     def inspect(self, node: Node) -> NodeState:
-        """Say how EC2 sees the machine. One that is not listed yet, just after its claim, is pending."""
+        """Say how EC2 sees the machine. One that is not listed yet, just after its claim, is pending.
+
+        A machine that has ended is listed as ``terminated`` for an hour.
+        """
         instance = self._account.region(node.offer.region).find(node.id)
         if instance is not None:
             return _STATES.get(str(instance["State"]["Name"]), NodeState.PENDING)
-        return NodeState.PENDING if self._clock.now() - node.claimed_at < NEW_S else NodeState.GONE
+        return NodeState.PENDING if self._clock.now() - node.claimed_at < NEW_S else NodeState.UNLISTED
 
     def why_gone(self, node: Node) -> str:
         """Return EC2's reason for the machine's state, e.g. ``Server.SpotInstanceTermination: ...``; empty: none."""
@@ -167,7 +170,7 @@ class AwsCloud(RegionalCloud[AwsConfig, StackSpec, Substrate]):
         return node.id
 
     def _ended(self, region: str, import_id: str) -> bool:
-        instance = self._account.region(region).find(import_id)
+        instance = self._twice(lambda: self._account.region(region).find(import_id))
         return instance is None or ended(instance)
 
     def _refusal_in(self, _region: str, text: str) -> Failure | None:

@@ -18,11 +18,12 @@ def terminate(region: Region, instance_id: str, clock: Clock, confirm_s: float =
     """Terminate a machine and what would start it again; return when it has ended. Raises CloudError.
 
     A persistent spot request is cancelled first, else it replaces the machine by one without our tags; a replacement
-    that came before is terminated too. A machine that EC2 does not know is gone.
+    that came before is terminated too. A machine that EC2 does not list is terminated all the same: a list may lag
+    behind. One that it does not know then is gone.
     """
     instance = region.find(instance_id)
     request_id = _cancel_request(region, instance)
-    doomed = [instance_id] if instance is not None else []
+    doomed = [instance_id]
     if request_id:
         doomed += [str(twin["InstanceId"]) for twin in region.of_spot_request(request_id)]
     region.terminate(dict.fromkeys(doomed))

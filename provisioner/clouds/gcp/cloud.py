@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -90,11 +91,14 @@ class GcpCloud(RegionalCloud[GcpConfig, GcpStackSpec, Substrate]):
         inventory.remove(compute, tagged, self._clock, self._bucket)
 
     def inspect(self, node: Node) -> NodeState:
-        """Say how Google sees the machine. A claim has seen it, so one that Google does not know is gone."""
+        """Say how Google sees the machine. One that it does not list is gone if Google says that it took it."""
         zone, name = _parts(node.id)
         machine = self._projects[self._project_with(node)].machine(zone, name)
         if machine is None:
-            return NodeState.GONE
+            with contextlib.suppress(CloudError):
+                if self.why_gone(node):
+                    return NodeState.GONE
+            return NodeState.UNLISTED
         if machine.status in COMING:
             return NodeState.PENDING
         if machine.status in GOING:
@@ -146,7 +150,7 @@ class GcpCloud(RegionalCloud[GcpConfig, GcpStackSpec, Substrate]):
 
     def _ended(self, region: str, import_id: str) -> bool:
         _, _, zone, _, name = import_id.rsplit("/", 4)
-        machine = self._compute(region).machine(zone, name)
+        machine = self._twice(lambda: self._compute(region).machine(zone, name))
         return machine is None or machine.status in OFF
 
     def _refusal_in(self, region: str, text: str) -> Failure | None:

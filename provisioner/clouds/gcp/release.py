@@ -20,7 +20,8 @@ _POLL_FIRST_S, _POLL_MOST_S = 0.5, 5.0
 def terminate(compute: Compute, zone: str, name: str, clock: Clock, confirm_s: float = CONFIRM_S) -> None:
     """Delete a machine, and its disk if that did not go with it; return when both are gone. Raises CloudError.
 
-    A machine that Google does not know is gone.
+    A machine that Google does not list is deleted all the same: a list may lag behind. One that it does not know then
+    is gone.
     """
     until = clock.tick() + confirm_s
     machine = _Thing(
@@ -46,13 +47,16 @@ class _Thing:
     def remove(self, compute: Compute, clock: Clock, until: float) -> None:
         """Ask, wait, look; ask again if the operation failed for a reason that passes."""
         operation: Operation | None = None
-        pause_s = _POLL_FIRST_S
-        while self.there():
+        pause_s, asked = _POLL_FIRST_S, False
+        while not asked or self.there():
             try:
                 operation = self._step(compute, operation)
+                asked = True
             except Refused as error:
                 if not passing(error.failure):
                     raise
+            if asked and operation is None and not self.there():
+                return
             if clock.tick() >= until:
                 message = f"{self.name} is still there although its deletion was asked for"
                 raise CloudError(message, hint="look at the Compute Engine console; it may cost money until it is gone")

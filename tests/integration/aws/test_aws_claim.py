@@ -221,7 +221,7 @@ def test_inspect_waits_for_a_machine_that_is_not_listed_yet(room: Any) -> None:
     rule = {"action": "DescribeInstances", "code": "InvalidInstanceID.NotFound"}
     room.box.emulator.faults.set([rule])
     assert room.cloud.inspect(node) is NodeState.PENDING
-    assert room.cloud.inspect(replace(node, claimed_at=node.claimed_at - 3600)) is NodeState.GONE
+    assert room.cloud.inspect(replace(node, claimed_at=node.claimed_at - 3600)) is NodeState.UNLISTED
 
 
 def test_the_report_says_why_a_spot_machine_was_lost(room: Any, eventually: Any, tmp_path: Path) -> None:

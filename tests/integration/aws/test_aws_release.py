@@ -62,6 +62,13 @@ def test_a_released_machine_is_gone_and_terraform_lets_go_of_it_before_it_takes_
     room.cloud.release(node)  # once more is fine
 
 
+def test_a_machine_that_one_list_does_not_show_is_terminated_all_the_same(room: Any) -> None:
+    node = claim(room)
+    room.box.emulator.faults.set([{"action": "DescribeInstances", "code": "InvalidInstanceID.NotFound", "times": 1}])
+    room.cloud.release(node)
+    assert room.box.living() == []
+
+
 def test_a_lost_machine_is_let_go_before_the_stack_is_touched(room: Any, make_room: Any) -> None:
     node = claim(room)
     room.cloud.adopt(node)

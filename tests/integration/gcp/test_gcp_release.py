@@ -35,7 +35,7 @@ def test_a_released_machine_is_gone_and_terraform_lets_go_of_it_before_it_takes_
     room.cloud.adopt(node)
     room.cloud.release(node)
     assert room.box.instances() == []
-    assert room.cloud.inspect(node) is NodeState.GONE
+    assert room.cloud.inspect(node) is NodeState.UNLISTED
     assert not billable(room)
     name = node.id.partition("/")[2]
     adopted = f"adopt projects/sandbox-project/zones/us-central1-b/instances/{name}"
@@ -44,6 +44,15 @@ def test_a_released_machine_is_gone_and_terraform_lets_go_of_it_before_it_takes_
     changed = make_room(ssh_cidr="203.0.113.7/32")
     changed.cloud.prepare("us-central1")
     assert changed.stacks["us-central1"].runs == ["release", "prepare"]
+
+
+def test_a_machine_that_one_look_does_not_show_is_deleted_all_the_same(room: Any) -> None:
+    node = claim(room)
+    room.box.emulator.faults.set([{"method": "instances.get", "code": "notFound", "times": 1}])
+    assert room.cloud.inspect(node) is NodeState.UNLISTED
+    room.box.emulator.faults.set([{"method": "instances.get", "code": "notFound", "times": 1}])
+    room.cloud.release(node)
+    assert room.box.instances() == []
 
 
 def test_a_disk_that_outlives_its_machine_goes_with_it(room: Any) -> None:
