@@ -49,7 +49,8 @@ _OURS = {DEADLINE, BUDGET, DAY, DAY_OF_ALL, BALANCE, STOCK, SHUT_DOWN}
 class Hint:
     """One hint. ``deadline`` is Unix time; None: not known. A ``final`` one ends the placement, any other is advice.
 
-    In the store the deadline is by the clock of the node that reads it: only the controller knows both clocks.
+    In the store the deadline is by the clock of the node that reads it: only the controller knows both clocks. ``told``
+    there, Unix time by ours, makes one that comes again another one: the node may not have looked in between.
     """
 
     kind: str
@@ -57,10 +58,10 @@ class Hint:
     deadline: float | None = None
     final: bool = False
 
-    def stored(self, ahead_s: float) -> bytes:
-        """Return the object for a node whose clock is so far ahead of ours."""
+    def stored(self, ahead_s: float, told: float) -> bytes:
+        """Return the object for a node whose clock is so far ahead of ours. ``told`` is now."""
         by = None if self.deadline is None else self.deadline + ahead_s
-        return json.dumps(asdict(replace(self, deadline=by))).encode()
+        return json.dumps({**asdict(replace(self, deadline=by)), "told": told}).encode()
 
 
 class Wallet:
@@ -200,9 +201,8 @@ class Hints:
             self._store.delete([self._key])
         else:
             ahead = self._ahead()  # the node hears a hint once: its deadline must be right at once
-            self._store.put(
-                self._key, hint.stored(ahead_of_store(self._store, self._epoch) if ahead is None else ahead)
-            )
+            ahead = ahead_of_store(self._store, self._epoch) if ahead is None else ahead
+            self._store.put(self._key, hint.stored(ahead, self._now()))
             self._emit("hint", epoch=self._epoch, hint=hint.kind, final=hint.final, reason=hint.detail)
         self._written = hint
 
@@ -228,7 +228,7 @@ def ask_to_save(
         return
     until = now() + within_s
     hint = Hint(OPERATOR, deadline=until, final=True)
-    store.put(layout.hint(epoch), hint.stored(ahead_of_store(store, epoch)))
+    store.put(layout.hint(epoch), hint.stored(ahead_of_store(store, epoch), now()))
     say(f"asking the machine for a last checkpoint, for {within_s:.0f} s at most")
     while now() < until:
         if _has_ended(store, epoch):

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -234,9 +235,8 @@ def test_a_machine_that_one_list_does_not_show_is_released_all_the_same(mode, mo
 
     monkeypatch.setattr(calls, name, shows_late)
     if mode == "pro":
-        monkeypatch.setattr(
-            calls, "status", lambda _: (_ for _ in ()).throw(NotFound(failure_for("", "no such"), call=""))
-        )
+        unknown = NotFound(failure_for("", "no such machine"), call="")
+        monkeypatch.setattr(calls, "status", Mock(side_effect=unknown))
     setting.cloud.release(node)
     assert (setting.machines, setting.started) == ([], {})
 

@@ -127,6 +127,18 @@ def test_a_balance_is_advice_first_and_final_when_minutes_are_left_and_nothing_w
     assert placement.emitted == [(BALANCE, False), (BALANCE, True)]
 
 
+def test_a_balance_that_runs_low_again_is_another_hint(placement):
+    """The node may not have looked in between: what it hears once is this hint, not all of its kind."""
+    marks = []
+    for amount in ("1", "50", "1"):
+        placement.outlook = Outlook(yuan(amount), yuan("2"))
+        placement.look(60)
+        data = placement.store.get(layout.hint(1))
+        marks.append(json.loads(data)["told"] if data is not None else None)
+    assert marks == [START + 60, None, START + 180]
+    assert placement.emitted == [(BALANCE, False)] * 2
+
+
 def test_the_wallet_goes_by_its_own_fall_where_other_machines_share_it():
     wallet = Wallet()
     hints = [wallet.hint(yuan(str(10 - minute * 0.2)), yuan("2"), START + minute * 60) for minute in range(16)]

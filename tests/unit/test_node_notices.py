@@ -166,6 +166,18 @@ def test_a_hint_of_the_controller_is_advice_or_final_as_it_says_and_read_no_more
     assert told.stops == [("notice: the balance runs out", 300.0)]
 
 
+def test_a_hint_that_comes_again_between_two_heartbeats_is_heard_again():
+    store, now = open_store("memory://").at("digits"), [0.0]
+    hints, told = Hints(store, 3, every_s=0.0, monotonic=lambda: now[0]), Told()
+    lookout, balance = told.lookout(), {"kind": "the balance runs out", "detail": "1 CNY left"}
+    for mark, times in (("1000.0", 3), ("1060.0", 2)):  # it was paid in, and spent, before the node looked again
+        hint(store, **balance, told=mark)
+        for _ in range(times):
+            now[0] += 5.0
+            lookout.ask(hints)
+    assert told.lines == ["the controller gives notice: the balance runs out (1 CNY left); going on"] * 2
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"kind": 3}', '{"kind": "x", "deadline": NaN}', '{"deadline": 5}'])
 def test_a_hint_that_cannot_be_read_is_named_once_and_ends_nothing(text):
     store = open_store("memory://").at("digits")

@@ -1,7 +1,7 @@
 """What the controller knows and the machine cannot: AutoDL's status, a balance that runs out, a stock that shrinks.
 
 ``epochs/<n>/hint.json`` holds ``{"kind": .., "deadline": Unix seconds or null, "detail": .., "final": true or false}``.
-``"cause": "home"`` tells that another machine stands by and takes over.
+``"cause": "home"`` tells that another machine stands by and takes over. A hint with another ``"told"`` is a new one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Hints:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         cause = Cause.HOME if raw.get("cause") == Cause.HOME else Cause.NOTICE
-        return Notice(_line(kind), self.name, when, _line(raw.get("detail") or ""), final, cause)
+        detail, mark = _line(raw.get("detail") or ""), _line(raw.get("told") or "")
+        return Notice(_line(kind), self.name, when, detail, final, cause, mark)
 
 
 def _line(text: object) -> str:

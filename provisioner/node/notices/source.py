@@ -22,6 +22,8 @@ class Notice:
     final: bool = True
     cause: Cause = Cause.NOTICE
     """What a final notice makes the cause of the end."""
+    mark: str = ""
+    """What tells it from an earlier one of its kind; empty where a source shows in between that none holds."""
 
 
 class SourceAway(Exception):

@@ -56,7 +56,7 @@ class Lookout:
         self._clock = clock
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._told: dict[str, tuple[str, bool]] = {}
+        self._told: dict[str, tuple[str, bool, str]] = {}
         self._away: set[str] = set()
         self._watched = list(watched)
 
@@ -118,7 +118,7 @@ class Lookout:
             last = self._told.pop(name, None)
             if notice is None:
                 return
-            self._told[name] = (notice.kind, notice.final)
+            self._told[name] = (notice.kind, notice.final, notice.mark)
             if last == self._told[name]:
                 return
         fields: dict[str, Any] = {"notice": notice.kind, "source": name, "deadline": notice.deadline}
