@@ -28,6 +28,7 @@ from provisioner.node import driver, ending, environment, machine, rooms
 from provisioner.node.advice import Advice
 from provisioner.node.arrival import Arrival
 from provisioner.node.bootstrap import Bootstrap
+from provisioner.node.card_memory import family
 from provisioner.node.data import Data
 from provisioner.node.farewell import Farewell
 from provisioner.node.fencing import Eviction
@@ -36,7 +37,6 @@ from provisioner.node.logs import Log
 from provisioner.node.mailbox import Mailbox, Stop
 from provisioner.node.notices import signals
 from provisioner.node.notices.ec2 import REBALANCE
-from provisioner.node.notices.gpu import family
 from provisioner.node.notices.hints import Hints
 from provisioner.node.notices.watching import Lookout, sources
 from provisioner.node.patience import patiently

@@ -1,6 +1,7 @@
 """Puts ``provisioner.node.torch`` where the training command finds it, whatever its Python has installed.
 
-Only that package is copied: the node's own libraries fit the node's Python, not the training's.
+Only that package is copied, and what it shares with the node: the node's own libraries fit the node's Python, not the
+training's.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+_SHARED = ("card_memory.py",)
 _MORE = "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n"
 """A whole gpu-failover that the training has installed stays within its reach."""
 
@@ -21,6 +23,8 @@ def lay_out(target: Path) -> Path | None:
         shutil.copytree(
             here / "torch", package / "node" / "torch", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
         )
+        for name in _SHARED:
+            shutil.copy(here / name, package / "node" / name)
         for folder, source in ((package, here.parent), (package / "node", here)):
             (folder / "__init__.py").write_text((source / "__init__.py").read_text("utf-8") + _MORE, "utf-8")
     except OSError:

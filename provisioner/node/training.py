@@ -17,6 +17,7 @@ from provisioner.node import heartbeat as heartbeats
 from provisioner.node import machine, pace
 from provisioner.node.advice import Advice
 from provisioner.node.bootstrap import Bootstrap
+from provisioner.node.card_memory import family
 from provisioner.node.child import Child
 from provisioner.node.following import Follower
 from provisioner.node.heartbeat import Heartbeat
@@ -24,7 +25,6 @@ from provisioner.node.keeping import Keeping
 from provisioner.node.logs import Log
 from provisioner.node.mailbox import Mailbox, Stop
 from provisioner.node.notices import signals
-from provisioner.node.notices.gpu import family
 from provisioner.node.progress import Progress
 from provisioner.node.rooms import Rooms
 from provisioner.node.stalling import Stalling, cpu_seconds, waiting_for

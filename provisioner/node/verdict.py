@@ -98,6 +98,8 @@ def judge(ended: Ended) -> Verdict:
         return Verdict(Result.STOPPED, ended.stop_reason, ended.stop_cause)
     if ended.code == 0:
         return _ended_with_zero(ended)
+    if ended.code == ExitCode.COME_AGAIN and ended.moved_on:
+        return Verdict(Result.STOPPED, f"the command itself left with code {ended.code}", Cause.STOPPED)
     number = _signal(ended.code)
     if number in STOPPING_SIGNALS:
         return Verdict(Result.STOPPED, f"the command was stopped from outside by {number.name}", Cause.STOPPED)

@@ -15,14 +15,16 @@ import pytest
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.store import open_store
 from provisioner.errors import Unreachable
+from provisioner.node.card_memory import family
 from provisioner.node.notices import signals
 from provisioner.node.notices.asking import Answer
 from provisioner.node.notices.ec2 import Ec2
-from provisioner.node.notices.gpu import Gpu, family
+from provisioner.node.notices.gpu import Gpu
 from provisioner.node.notices.hints import Hints
 from provisioner.node.notices.source import Notice, SourceAbsent, SourceAway, SourceSilent
 from provisioner.node.notices.watching import Lookout
 from provisioner.node.verdict import Cause
+from tests.played_nvml import PlayedNvml
 
 
 class ScriptedEc2(Ec2):
@@ -199,53 +201,6 @@ def test_a_store_that_is_away_is_no_hint():
         raise Unreachable("no answer")
 
     assert Hints(SimpleNamespace(get=get), 3, every_s=5.0).watch(0) is None
-
-
-class PlayedNvml:
-    """One card, with NVML's own function names."""
-
-    NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NO_PERMISSION, NVML_ERROR_FUNCTION_NOT_FOUND = 3, 4, 13
-    NVML_ERROR_TIMEOUT = 10
-    NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED = 15, 16
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, nvmlEventTypeXidCriticalError = 1, 0, 8
-
-    class NVMLError(Exception):
-        def __init__(self, value):
-            super().__init__({15: "GPU is lost", 16: "GPU requires restart"}.get(value, f"error {value}"))
-            self.value = value
-
-    def __init__(self, *, ecc=0):
-        self.ecc, self.broken, self.xids, self.memory, self.cards = ecc, 0, [], {}, 1
-
-    def nvmlInit(self):
-        pass
-
-    def nvmlDeviceGetCount(self):
-        return self.cards
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return f"card {index}"
-
-    def nvmlEventSetCreate(self):
-        return "events"
-
-    def nvmlDeviceRegisterEvents(self, handle, types, events):
-        pass
-
-    def nvmlEventSetWait_v2(self, events, timeout_ms):
-        if not self.xids:
-            raise self.NVMLError(self.NVML_ERROR_TIMEOUT)
-        return SimpleNamespace(eventData=self.xids.pop(0))
-
-    def nvmlDeviceGetTotalEccErrors(self, handle, kind, counter):
-        if self.broken:
-            raise self.NVMLError(self.broken)
-        if self.ecc is None:
-            raise self.NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
-        return self.ecc
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self.memory.items()]
 
 
 def played(nvml, own=(), **options):

@@ -29,6 +29,8 @@ from provisioner.node.verdict import Ended, Result, judge
         (Ended(137, out_of_memory=True), Result.FAILED, "out of memory"),
         (Ended(-signal.SIGSEGV), Result.FAILED, "SIGSEGV"),
         (Ended(1, disk_full="the disk / has 0 MiB free"), Result.FAILED, "the disk /"),
+        (Ended(75, moved_on=True), Result.STOPPED, "left with code 75"),
+        (Ended(75), Result.FAILED, "code 75"),  # else it would go round for ever
         (Ended(255), Result.FAILED, "code 255"),
     ],
 )

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from provisioner.node.card_memory import Neighbours, unable
 from provisioner.node.notices.source import Notice, SourceAbsent, SourceAway
 from provisioner.node.verdict import Cause
 
@@ -22,8 +22,6 @@ FATAL_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120})
 """The card needs a reset, or more."""
 PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Usually a fault of the program, or its end: its own exit tells."""
-FOREIGN_FACTOR = 1.5
-"""Foreign memory is told when a card holds more than this, times what the job and the neighbours at its start hold."""
 _MOST_EVENTS = 16
 
 
@@ -119,16 +117,15 @@ class _Card:
         self._nvml = nvml
         self._index = index
         self._source = source
-        self._own = own
         self._foreign_is_final = foreign_is_final
         self._errors: int | None = None
-        self._neighbours: int | None = None
         self._lost = ""
         try:
             self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError as error:
             self._handle = None
             self._lost = str(error)
+        self._neighbours = Neighbours(nvml, self._handle, own)
 
     def register(self, events: Any) -> None:
         """Ask for Xid events. Raises NVMLError where the card has none."""
@@ -155,7 +152,7 @@ class _Card:
                 self._handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
             )
         except nvml.NVMLError as error:
-            if error.value in _unable(nvml):  # a card without ECC, or with ECC switched off
+            if error.value in unable(nvml):  # a card without ECC, or with ECC switched off
                 return []
             raise
         if self._errors is None:
@@ -164,49 +161,10 @@ class _Card:
         return [self._notice("GPU memory error", f"{new} uncorrectable ECC errors")] if new > 0 else []
 
     def _foreign_memory(self) -> list[Notice]:
-        """Compare with the job's own memory, so that its growth counts for nothing.
-
-        Where the job's processes are not to be seen (NVML lists none of another process namespace), nothing is said.
-        """
-        try:
-            listed = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
-        except self._nvml.NVMLError as error:
-            if error.value in _unable(self._nvml):
-                return []
-            raise
-        own = self._own()
-        used: Mapping[int, int] = {process.pid: process.usedGpuMemory or 0 for process in listed}
-        mine = sum(size for pid, size in used.items() if pid in own)
-        foreign = sum(size for pid, size in used.items() if pid not in own)
-        if not mine:
+        detail = self._neighbours.look()
+        if not detail:
             return []
-        if self._neighbours is None:
-            self._neighbours = foreign
-        if mine + foreign <= FOREIGN_FACTOR * (mine + self._neighbours):
-            return []
-        detail = f"other processes hold {foreign / 2**30:.1f} GiB, the job {mine / 2**30:.1f} GiB"
         return [replace(self._notice("foreign GPU memory", detail), final=self._foreign_is_final, cause=Cause.NOTICE)]
 
     def _notice(self, kind: str, detail: str) -> Notice:
         return Notice(kind, self._source, None, f"GPU {self._index}: {detail}", cause=Cause.LOST_GPU)
-
-
-def _unable(nvml: Any) -> set[int]:
-    return {nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_NO_PERMISSION, nvml.NVML_ERROR_FUNCTION_NOT_FOUND}
-
-
-def family(leader: int) -> set[int]:
-    """Return the living processes of a process group, and everything below them."""
-    parents: dict[int, tuple[int, int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-                parent, group = stat[stat.rfind(")") + 2 :].split()[1:3]
-            except (OSError, ValueError):  # ended meanwhile
-                continue
-            parents[int(entry.name)] = int(parent), int(group)
-    found = {pid for pid, (_, group) in parents.items() if group == leader}
-    while more := {pid for pid, (parent, _) in parents.items() if parent in found} - found:
-        found |= more
-    return found

@@ -16,6 +16,7 @@ from accelerate.utils import send_to_device
 
 from provisioner.node.torch import files
 from provisioner.node.torch.batches import Batches
+from provisioner.node.torch.foreign import ForeignMemory
 from provisioner.node.torch.moments import Moments
 from provisioner.node.torch.ranks import NOTHING, STOP
 from provisioner.node.torch.resumable import resumable
@@ -60,7 +61,14 @@ class Accelerated:
     """A training that is saved as it goes, by ``accelerator.save_state``. See :func:`checkpointing`."""
 
     def __init__(
-        self, accelerator: Any, loader: Iterable[Any], *, every_s: float | None, keep: int, surroundings: Surroundings
+        self,
+        accelerator: Any,
+        loader: Iterable[Any],
+        *,
+        every_s: float | None,
+        keep: int,
+        surroundings: Surroundings,
+        watch: ForeignMemory | None,
     ) -> None:
         """Take what is prepared; nothing is read before ``with``."""
         self.done = 0
@@ -70,7 +78,7 @@ class Accelerated:
         self.batches = Placed(self._places, accelerator.device)
         self._keep = keep
         self._around = surroundings
-        self._moments = Moments(every_s, surroundings)
+        self._moments = Moments(every_s, surroundings, watch=watch)
         self._metrics: dict[str, Any] = {}
         accelerator.register_for_checkpointing(self)
 
@@ -151,6 +159,7 @@ def checkpointing(
     every_s: float | None = None,
     keep: int = 2,
     surroundings: Surroundings | None = None,
+    watch: ForeignMemory | None = None,
 ) -> Accelerated:
     """Make a loop with Accelerate that goes on where it was, on whichever machine.
 
@@ -166,10 +175,10 @@ def checkpointing(
                     run.step(loss=loss)
 
     The loader is not prepared: ``run.batches`` shares it out among the processes, and moves batches to the device.
-    ``every_s`` and ``keep`` are those of :func:`provisioner.node.torch.checkpointing`.
+    ``every_s``, ``keep`` and ``watch`` are those of :func:`provisioner.node.torch.checkpointing`.
     """
     around = surroundings or Surroundings()
-    return Accelerated(accelerator, dataloader, every_s=every_s, keep=keep, surroundings=around)
+    return Accelerated(accelerator, dataloader, every_s=every_s, keep=keep, surroundings=around, watch=watch)
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:

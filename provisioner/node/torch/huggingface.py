@@ -13,6 +13,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from provisioner.node.torch import files
+from provisioner.node.torch.foreign import ForeignMemory
 from provisioner.node.torch.moments import Moments
 from provisioner.node.torch.ranks import NOTHING, STOP
 from provisioner.node.torch.shield import shield
@@ -31,14 +32,20 @@ class FailoverCallback(TrainerCallback):  # type: ignore[misc]
         trainer = Trainer(model, args, train_dataset=data, callbacks=[failover])
         trainer.train(resume_from_checkpoint=failover.restored)
 
-    Checkpoints are Trainer's own. Each also appears in ``FAILOVER_CHECKPOINT_DIR``, by hard links. ``every_s`` and
-    ``keep`` are those of :func:`provisioner.node.torch.checkpointing`.
+    Checkpoints are Trainer's own. Each also appears in ``FAILOVER_CHECKPOINT_DIR``, by hard links. ``every_s``,
+    ``keep`` and ``watch`` are those of :func:`provisioner.node.torch.checkpointing`.
     """
 
     def __init__(
-        self, *, every_s: float | None = None, keep: int = 2, surroundings: Surroundings | None = None
+        self,
+        *,
+        every_s: float | None = None,
+        keep: int = 2,
+        surroundings: Surroundings | None = None,
+        watch: ForeignMemory | None = None,
     ) -> None:
         """Nothing is read before ``restored`` is asked for."""
+        self._watch = watch
         self._every_s = every_s
         self._keep = keep
         self._around = surroundings or Surroundings()
@@ -59,7 +66,7 @@ class FailoverCallback(TrainerCallback):  # type: ignore[misc]
         """Begin to listen. Raises ValueError where Trainer would write its drafts in view of the node."""
         if Path(args.output_dir).resolve() == self._around.checkpoints.resolve():
             raise ValueError("output_dir is FAILOVER_CHECKPOINT_DIR: name another one, finished checkpoints are linked")
-        self._moments = Moments(self._every_s, self._around)
+        self._moments = Moments(self._every_s, self._around, watch=self._watch)
         self._moments.listen()
         loader = more.get("train_dataloader")
         shield(getattr(loader, "base_dataloader", loader))

@@ -11,6 +11,7 @@ import sys
 from typing import Any, Callable
 
 from provisioner.node.torch import files, randomness
+from provisioner.node.torch.foreign import ForeignMemory
 from provisioner.node.torch.moments import COME_AGAIN, Moments, Stopped
 from provisioner.node.torch.ranks import NOTHING, STOP
 from provisioner.node.torch.shield import shield
@@ -36,14 +37,20 @@ class FailoverCallback(_callback()):  # type: ignore[misc]
         trainer = Trainer(callbacks=[failover], ...)
         trainer.fit(model, resumable(loader), ckpt_path=failover.restored)
 
-    Checkpoints are Lightning's own, with the random generators of all processes. ``every_s`` and ``keep`` are those of
-    :func:`provisioner.node.torch.checkpointing`.
+    Checkpoints are Lightning's own, with the random generators of all processes. ``every_s``, ``keep`` and
+    ``watch`` are those of :func:`provisioner.node.torch.checkpointing`.
     """
 
     def __init__(
-        self, *, every_s: float | None = None, keep: int = 2, surroundings: Surroundings | None = None
+        self,
+        *,
+        every_s: float | None = None,
+        keep: int = 2,
+        surroundings: Surroundings | None = None,
+        watch: ForeignMemory | None = None,
     ) -> None:
         """Nothing is read before ``restored`` is asked for."""
+        self._watch = watch
         self._every_s = every_s
         self._keep = keep
         self._around = surroundings or Surroundings()
@@ -69,7 +76,7 @@ class FailoverCallback(_callback()):  # type: ignore[misc]
             return
         # last of all: what others keep of a step belongs to its checkpoint
         trainer.callbacks = [*(one for one in trainer.callbacks if one is not self), self]
-        self._moments = Moments(self._every_s, self._around)
+        self._moments = Moments(self._every_s, self._around, watch=self._watch)
         self._moments.listen()
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002

@@ -10,6 +10,7 @@ import time
 from types import FrameType
 from typing import Any, Callable
 
+from provisioner.node.torch.foreign import ForeignMemory
 from provisioner.node.torch.ranks import NOTHING, SAVE, STOP, Ranks
 from provisioner.node.torch.surroundings import Surroundings
 
@@ -37,14 +38,16 @@ class Moments:
         every_s: float | None = None,
         surroundings: Surroundings | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        watch: ForeignMemory | None = None,
     ) -> None:
-        """Save every ``every_s`` seconds; None: as the node advises."""
+        """Save every ``every_s`` seconds; None: as the node advises. ``watch`` may want to leave, too."""
         self.ranks = Ranks()
         self.stopping = ""
         self.saved_step: int | None = None
         self._every_s = every_s
         self._around = surroundings or Surroundings()
         self._monotonic = monotonic
+        self._watch = watch
         self._saved_at = monotonic()
         self._save_s: float | None = None
         self._reason = ""
@@ -53,13 +56,17 @@ class Moments:
 
     def listen(self) -> None:
         """Take SIGTERM and SIGINT, also from whoever has taken them since the last call."""
+        if self._watch is not None:
+            self._watch.start()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 before = signal.signal(number, self._on_signal)
                 self._before.setdefault(number, before)
 
     def leave_signals(self) -> None:
-        """Give the signals back."""
+        """Give the signals back, and look no more."""
+        if self._watch is not None:
+            self._watch.close()
         self._given_back, self._before = self._before, {}
         for number, handler in self._given_back.items():
             signal.signal(number, handler)
@@ -67,7 +74,7 @@ class Moments:
     def agreed(self, step: int) -> int:
         """Tell the node the step; return what all processes do after it: NOTHING, SAVE or STOP."""
         self._around.report(step, self._save_s)
-        self._reason = self.stopping or self._around.stop()
+        self._reason = self.stopping or self._around.stop() or (self._watch.reason() if self._watch else "")
         return self.ranks.agreed(STOP if self._reason else SAVE if self._is_due() else NOTHING)
 
     def begin(self) -> float:

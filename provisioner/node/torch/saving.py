@@ -12,6 +12,7 @@ import torch
 
 from provisioner.node.torch import folder, randomness
 from provisioner.node.torch.batches import Batches, run_seed
+from provisioner.node.torch.foreign import ForeignMemory
 from provisioner.node.torch.moments import Moments
 from provisioner.node.torch.ranks import NOTHING, STOP
 from provisioner.node.torch.surroundings import Surroundings
@@ -35,6 +36,7 @@ class Checkpointing:
         keep: int,
         surroundings: Surroundings,
         monotonic: Callable[[], float],
+        watch: ForeignMemory | None,
     ) -> None:
         """Take the parts; nothing is read before ``with``."""
         self.done = 0
@@ -44,7 +46,7 @@ class Checkpointing:
         self._rng = rng
         self._keep = keep
         self._around = surroundings
-        self._moments = Moments(every_s, surroundings, monotonic)
+        self._moments = Moments(every_s, surroundings, monotonic, watch)
         self._ranks = self._moments.ranks
         self._writer = Writer()
         self._frozen = {name: _frozen(part) for name, part in parts.items()}
@@ -144,6 +146,7 @@ def checkpointing(
     keep: int = 2,
     surroundings: Surroundings | None = None,
     monotonic: Callable[[], float] = time.monotonic,
+    watch: ForeignMemory | None = None,
 ) -> Checkpointing:
     """Make a training loop that goes on where it was, on whichever machine.
 
@@ -160,6 +163,7 @@ def checkpointing(
     every ten minutes), when the machine has to go, and at the end. Checkpoints appear in ``FAILOVER_CHECKPOINT_DIR``
     (alone: ``checkpoints``), of which the ``keep`` newest stay. ``also`` names more objects with ``state_dict`` and
     ``load_state_dict``, an average of the weights for example. ``rng`` keeps the random generators of every process.
+    ``watch`` also saves and leaves when others take the card's memory.
 
     Under torch.distributed every process calls it, after the group was made; the first one writes.
 
@@ -178,6 +182,7 @@ def checkpointing(
         keep=keep,
         surroundings=surroundings or Surroundings(),
         monotonic=monotonic,
+        watch=watch,
     )
 
 
