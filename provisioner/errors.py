@@ -53,6 +53,11 @@ class FailoverError(Exception):
         self.hint = hint
 
 
+def advised(error: FailoverError) -> str:
+    """Return an error with what to do about it, in one line."""
+    return f"{error}; {error.hint}" if error.hint else str(error)
+
+
 class ConfigError(FailoverError):
     """The operator's input is wrong. The message starts with ``file:line:`` where there is a file."""
 

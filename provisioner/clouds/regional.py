@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from abc import ABC, abstractmethod
@@ -16,7 +17,7 @@ from provisioner.clouds.clock import Clock
 from provisioner.clouds.meaning import with_failure
 from provisioner.clouds.states import States
 from provisioner.clouds.substrate import PreparedRegion, Stack
-from provisioner.errors import CloudError, TerraformError, Unauthorized, Unreachable
+from provisioner.errors import CloudError, StateLocked, TerraformError, Unauthorized, Unreachable, advised
 from provisioner.model import Failure, FailureKind, JobRef, Node, Offer, Owned
 from provisioner.terraform.provider import Toolchain, discover
 from provisioner.terraform.render import remove_stack
@@ -174,7 +175,12 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
         """Destroy every region's stack; then remove what Terraform does not know. Idempotent. Raises CloudError.
 
         A run that was killed between the cloud's answer and Terraform's note leaves things that no state file names.
+        Locks of others are waited for once, all together.
         """
+        with self._states.waits.together() if self._states is not None else contextlib.nullcontext():
+            self._dismantle()
+
+    def _dismantle(self) -> None:
         problems: dict[str, CloudError] = {}
         for name in self._regions:
             try:
@@ -182,12 +188,17 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
             except CloudError as error:
                 problems[name] = error
         self._confirm_nothing_left(problems)
+        locked = {name: error for name, error in problems.items() if isinstance(error, StateLocked)}
         for name in self._regions:
+            if name in locked:
+                continue
             if self._has_remote_state(name):
                 self._substrate(name).stack.discard()
             if self._states is not None:
                 self._states.forget(self._stack_directory(name).name)
             remove_stack(self._stack_directory(name))
+        if locked:
+            raise StateLocked("; ".join(map(advised, locked.values())))
 
     @abstractmethod
     def spec(self, region: str) -> Spec:
@@ -276,6 +287,8 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
 
         remote = self._states.remote(directory.name) if self._states is not None else None
         runner = Runner(self._toolchain(), directory, on_event=tell, environ=self._environ, remote=remote)
+        if self._states is not None:
+            runner.waits = self._states.waits
         return self.terraform_stack(spec, runner)
 
     def _take_apart(self, region: str) -> None:
@@ -330,7 +343,7 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
 
     def _still_there(self, found: Sequence[Owned], reasons: Sequence[CloudError]) -> CloudError:
         named = ", ".join(f"{thing.region} {thing.kind} {thing.id}" for thing in found)
-        told = "; ".join(dict.fromkeys(str(error) for error in reasons))
+        told = "; ".join(dict.fromkeys(map(advised, reasons)))
         message = f"{self.title} still lists {named}" + (f" ({told})" if told else "")
         return CloudError(message, hint="release the machines, then dismantle again")
 

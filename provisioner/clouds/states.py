@@ -7,6 +7,7 @@ wins: a state that was moved stays where it was moved to, and an open run goes o
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from provisioner.model import JobRef
 from provisioner.terraform import statefile
 from provisioner.terraform.backend import MOVED, Key, Remote, replace
 from provisioner.terraform.runner import STATE_FILE
+from provisioner.terraform.waits import Waits
 
 NOTE: Final = "state-place.json"
 _OWN_NAMES: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -50,8 +52,13 @@ class States:
     directory: Path
     environ: Mapping[str, str]
     emit: Callable[..., None] = lambda *_, **__: None
+    waits: Waits = field(init=False)
     _stores: dict[str, Store] = field(default_factory=dict, init=False)
     _probed: set[str] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        """Begin to count the waits for locks."""
+        self.waits = Waits(self.config.terraform.lock_timeout)
 
     def stack_directory(self, stack: str) -> Path:
         """Return the directory of a stack, ``aws-us-east-1`` say."""
@@ -109,7 +116,8 @@ class States:
         prefix = "".join(f"{part}/" for part in parts.path.split("/") if part)
         common = {
             "objects": store,
-            "lock_timeout_s": self.config.terraform.lock_timeout,
+            "waits": self.waits,
+            "file": self._file(),
             "ready": lambda: self._ready(state, store),
         }
         if parts.scheme == "gs":
@@ -125,6 +133,14 @@ class States:
         uri = f"s3://{parts.netloc}/{prefix}{key}"
         own = _key(settings, self.environ)
         return Remote("s3", block, uri=uri, key=own, **names, **common)  # type: ignore[arg-type]
+
+    def _file(self) -> str:
+        """Return the job's failover.yaml as a shell takes it."""
+        try:
+            record = json.loads((self.directory / "job.json").read_text(encoding="utf-8"))
+            return shlex.quote(record["config_path"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "FILE"
 
     def _ready(self, state: str, store: Store) -> None:
         """Raise StoreError for a store where two runs could both hold a lock."""

@@ -53,7 +53,7 @@ class Background:
                 self._world.cloud(node.offer.cloud).adopt(node)
             except CloudError as error:
                 self._world.events.emit("adopt_failed", node=node.id, attempt=attempt, problem=str(error))
-                if self._is_gone(node):
+                if self._enough.is_set() or self._is_gone(node):
                     return
             else:
                 return

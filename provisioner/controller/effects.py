@@ -45,7 +45,7 @@ from provisioner.controller.view import PlacementView
 from provisioner.controller.warnings import Warnings
 from provisioner.controller.watch import Watch
 from provisioner.controller.wayhome import WayHome
-from provisioner.errors import CloudError, Unauthorized
+from provisioner.errors import CloudError, Unauthorized, advised
 from provisioner.model import Ending, Failure, FailureKind, JobRef, Launch, Node, Offer
 from provisioner.planner import Place
 from provisioner.telemetry.events import EventLog
@@ -345,7 +345,7 @@ class World:
             except CloudError as error:
                 untouched = claimed is not None and name not in claimed and name not in self._background.prepared
                 if not (untouched and isinstance(error, Unauthorized)):
-                    leaked.append(f"{name}: cannot tell: {error}")
+                    leaked.append(f"{name}: cannot tell: {advised(error)}")
         self.events.emit("finished", leaked=leaked)
         return Finished(self.now(), tuple(leaked))
 

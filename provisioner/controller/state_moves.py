@@ -214,7 +214,7 @@ class StateMoves:
             for remote in remotes:
                 remote.ready()
             for number, (lock, remote) in enumerate(zip(locks, remotes, strict=True)):
-                until = time.monotonic() + remote.lock_timeout_s
+                until = time.monotonic() + remote.waits.timeout_s
                 if not number:
                     held.enter_context(lock.turn(until))
                 lock_id = held.enter_context(lock.held_in_turn("migrate", until))

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from provisioner.terraform.waits import Waits
+
 OVERRIDE: Final = "backend_override.tf.json"
 PROFILE_FILE: Final = "state-profile.ini"
 PROFILE: Final = "failover-state"
@@ -62,10 +64,12 @@ class Remote:
     state_key: str
     lock_key: str
     uri: str
-    lock_timeout_s: float = 120.0
+    waits: Waits = field(default_factory=Waits)
     key: Key | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     ready: Callable[[], None] = lambda: None
+    file: str = "FILE"
+    """The job's failover.yaml, as a shell takes it, for a command that is told."""
 
     def block(self, directory: Path) -> dict[str, Any]:
         """Return the backend block for a stack in ``directory``."""

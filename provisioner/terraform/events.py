@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from provisioner.errors import CloudError, TerraformError, Unauthorized, Unreachable
+from provisioner.errors import CloudError, StateLocked, TerraformError, Unauthorized, Unreachable
 
 Event = dict[str, Any]
 
@@ -147,7 +147,8 @@ def failure(what: str, diagnostics: list[Mapping[str, Any]], stderr: str, return
     if _NETWORK.search(text) or (not diagnostics and (_NETWORK.search(stderr) or _ANOTHER_TRY.search(stderr))):
         return Unreachable(message, hint=hint)
     if locked(text):
-        hint = "another Terraform run works on this stack; wait for it, or see `terraform force-unlock`"
+        hint = "another Terraform run works on this stack: wait for it, or end it; its lock ends with its process"
+        return StateLocked(message, hint=hint)
     return TerraformError(message, hint=hint)
 
 

@@ -97,7 +97,8 @@ class Owner:
 class StateLock:
     """The lock of one stack's state. ``folder`` is this machine's, for the note; ``uri`` names the state in messages.
 
-    ``on_wait(owner)`` is told once when somebody else has to be waited for.
+    ``on_wait(owner)`` is told once when somebody else has to be waited for. ``met`` holds, by id, when each lock of
+    others was first met, by ``clock``: one that was waited for in vain is not waited for again.
     """
 
     objects: Objects
@@ -110,11 +111,15 @@ class StateLock:
     host: Host = field(default_factory=Host.here)
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    met: dict[str, float] = field(default_factory=dict)
+    file: str = "FILE"
 
     @classmethod
     def of(cls, remote: Remote, folder: Path, **more: Any) -> StateLock:
         """Return the lock of a state in a bucket."""
-        return cls(remote.objects, remote.lock_key, folder, remote.uri, remote.lock_timeout_s, **more)
+        wait_s = remote.waits.left_s()
+        common = {"met": remote.waits.met, "file": remote.file, **more}
+        return cls(remote.objects, remote.lock_key, folder, remote.uri, wait_s, **common)
 
     @contextmanager
     def held(self, operation: str) -> Iterator[str]:
@@ -164,8 +169,10 @@ class StateLock:
                     self.objects.put(self.key, self._content(owner.id, operation))
                     self._note(owner.id)
                     return owner.id
-                if self.clock() >= until:
-                    raise self._locked(owner)
+                now = self.clock()
+                since = self.met.setdefault(owner.id, now)
+                if now >= min(until, since + self.timeout_s):
+                    raise self._locked(owner, now - since)
                 if not told and self.on_wait is not None:
                     self.on_wait(owner)
                 told = True
@@ -175,8 +182,8 @@ class StateLock:
             self._note(mine)
             self.objects.create(self.key, self._content(mine, operation))
             # Only what stands there now tells: "exists" may be our own write whose answer was lost.
-            now = self.objects.get(self.key)
-            if now is not None and Owner.of(now).id == mine:
+            found = self.objects.get(self.key)
+            if found is not None and Owner.of(found).id == mine:
                 return mine
 
     def _let_go(self, lock_id: str) -> None:
@@ -249,10 +256,11 @@ class StateLock:
         }
         return json.dumps(said).encode()
 
-    def _locked(self, owner: Owner) -> StateLocked:
-        message = f"{self.uri} is locked by {owner}, lock {owner.id or 'without an id'}"
-        hint = f"if that run is dead for certain: failover state unlock FILE {owner.id}".rstrip()
-        return StateLocked(message, hint=hint)
+    def _locked(self, owner: Owner, waited_s: float) -> StateLocked:
+        named = f"{self.uri} is locked by {owner}, lock {owner.id or 'without an id'}"
+        command = f": failover state unlock {self.file} {owner.id}" if owner.id else f", remove {self.key} there"
+        message = f"{named}; it was waited for for {waited_s:.0f} s"
+        return StateLocked(message, hint=f"if that run is dead for certain{command}")
 
 
 def workers(lock_id: str) -> list[int]:

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from python_terraform import IsFlagged, Terraform
 
-from provisioner.errors import TerraformError, Unreachable
+from provisioner.errors import StateLocked, TerraformError, Unreachable
 from provisioner.terraform import backend, events, locks, process, statefile
 from provisioner.terraform.plan import Allow, Plan, check, from_json
 from provisioner.terraform.provider import Toolchain
+from provisioner.terraform.waits import Waits
 
 if TYPE_CHECKING:
     from provisioner.terraform.backend import Remote
@@ -45,8 +46,8 @@ class Deadlines:
     apply_s: float = 900.0
     show_s: float = 120.0
     grace_s: float = 20.0
-    lock_s: int = 120
-    """How long a run waits for another one that works on the same state file."""
+    lock_s: float | None = None
+    """How long a run waits for another one that works on the same state file; None: by ``Runner.waits``."""
 
 
 @dataclass(slots=True)
@@ -65,6 +66,8 @@ class Runner:
     remote: Remote | None = None
     """The bucket that the state is in; None: a file in ``directory``."""
     sleep: Callable[[float], None] = time.sleep
+    waits: Waits = field(default_factory=Waits)
+    """How long a run waits for another one that works on the same state file."""
     _lock_id: str = field(default="", init=False)
 
     @property
@@ -216,7 +219,7 @@ class Runner:
         """Delete all that the stack made. Works too when the cloud refuses the look-ups of a refresh."""
         try:
             plan = self.plan(destroy=True)
-        except Unreachable:
+        except (Unreachable, StateLocked):
             raise
         except TerraformError:
             plan = self.plan(destroy=True, refresh=False)
@@ -246,7 +249,10 @@ class Runner:
 
     def _locking(self) -> dict[str, object]:
         """Return the options for the lock: a state in a bucket is locked before Terraform is started."""
-        return {"lock": False} if self.remote is not None else {"lock_timeout": f"{self.deadlines.lock_s}s"}
+        if self.remote is not None:
+            return {"lock": False}
+        wait_s = self.waits.left_s() if self.deadlines.lock_s is None else self.deadlines.lock_s
+        return {"lock_timeout": f"{wait_s:.0f}s"}
 
     def _waiting(self, owner: locks.Owner) -> None:
         if self.on_event is not None:

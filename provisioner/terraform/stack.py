@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
-from provisioner.errors import CloudError, TerraformError
+from provisioner.errors import CloudError, StateLocked, TerraformError
 from provisioner.terraform.events import Event
 from provisioner.terraform.plan import Allow, Change, Plan
 from provisioner.terraform.render import GcpStackSpec, StackSpec, write_stack
@@ -157,6 +157,8 @@ class CloudStack(ABC, Generic[Spec, Made]):
         """Plan to delete the node alone, whatever else has drifted; without a refresh if that is refused."""
         try:
             return self.runner.plan(destroy=True, targets=[self.spec.node_address])
+        except StateLocked:
+            raise
         except TerraformError:
             return self.runner.plan(destroy=True, targets=[self.spec.node_address], refresh=False)
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import StateLocked, Unreachable
+from provisioner.terraform.backend import Remote
 from provisioner.terraform.locks import NOTE, Host, Owner, StateLock
+from provisioner.terraform.waits import Waits
 
 KEY = "digits/aws.tflock"
 HERE = Host("desk", "machine-1", "boot-1")
@@ -118,3 +120,53 @@ def test_two_of_one_state_directory_take_turns(tmp_path):
         lock(bucket, tmp_path).held("apply").__enter__()
     with lock(bucket, tmp_path).held("apply"):
         pass
+
+
+class Clock:
+    """Seconds that only sleep moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def foreign(bucket: Bucket, key: str, clock: Clock, waits: Waits, folder: Path) -> StateLock:
+    """Return our lock of a state that somebody else has locked."""
+    said = {"ID": f"id-of-{key}", "Who": "root@desk", "Operation": "OperationTypeApply", "Created": "2026-11-30"}
+    bucket.kept[key] = json.dumps(said).encode()
+    remote = Remote("s3", {}, bucket, key.replace("lock", "state"), key, f"s3://b/{key}", waits, file="jobs/a.yaml")
+    return StateLock.of(remote, folder / key, host=HERE, clock=clock, sleep=clock.sleep)
+
+
+def test_a_foreign_lock_is_named_with_its_owner_the_wait_and_the_command_that_breaks_it(tmp_path):
+    clock = Clock()
+    with pytest.raises(StateLocked) as caught:
+        foreign(Bucket(), "a.tflock", clock, Waits(120.0, clock), tmp_path).held("destroy").__enter__()
+    assert "s3://b/a.tflock is locked by root@desk since 2026-11-30 (OperationTypeApply)" in str(caught.value)
+    assert "lock id-of-a.tflock; it was waited for for 120 s" in str(caught.value)
+    assert caught.value.hint.endswith("failover state unlock jobs/a.yaml id-of-a.tflock")
+
+
+def test_a_foreign_lock_is_waited_for_once_whatever_meets_it(tmp_path):
+    clock, bucket = Clock(), Bucket()
+    waits = Waits(120.0, clock)
+    for operation in ("adopt", "adopt", "destroy", "discard"):
+        with pytest.raises(StateLocked):
+            foreign(bucket, "a.tflock", clock, waits, tmp_path).held(operation).__enter__()
+    assert clock.now == pytest.approx(1120.0, abs=1)
+
+
+def test_the_locks_of_several_regions_are_waited_for_together_no_longer_than_one(tmp_path):
+    clock, bucket = Clock(), Bucket()
+    waits = Waits(120.0, clock)
+    with waits.together():
+        for key in ("a.tflock", "b.tflock", "c.tflock"):
+            with pytest.raises(StateLocked):
+                foreign(bucket, key, clock, waits, tmp_path).held("destroy").__enter__()
+    assert clock.now == pytest.approx(1120.0, abs=1)
+    assert waits.left_s() == 120.0

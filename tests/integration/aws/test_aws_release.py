@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from provisioner.clouds.aws import release
 from provisioner.clouds.base import Request
 from provisioner.config import AwsConfig
-from provisioner.errors import CloudError, TerraformError
+from provisioner.errors import CloudError, StateLocked, TerraformError
 from provisioner.model import Market, Node, NodeState, Owned
+from tests import sweeps
 
 
 def claim(room: Any, **offer: Any) -> Node:
@@ -195,6 +197,20 @@ def test_dismantle_names_what_is_left(room: Any, monkeypatch: pytest.MonkeyPatch
         room.cloud.dismantle()
     room.cloud.release(node)
     room.cloud.dismantle()
+
+
+def test_the_leak_line_of_a_locked_state_has_the_command_that_unlocks_it_and_the_lock_is_met_once(
+    room: Any, tmp_path: Path
+) -> None:
+    node = claim(room)
+    room.cloud.release(node)
+    stack = room.stacks["us-east-1"]
+    stack.fail = StateLocked("s3://b/x is locked by root@desk", hint="failover state unlock FILE id-1")
+    places = {"fallback": [{"aws": {"regions": ["us-east-1"]}}]}
+    (left,) = sweeps.world({"aws": room.cloud}, places, tmp_path / "state").finish(frozenset({"aws"})).leaked
+    assert left == "aws: cannot tell: s3://b/x is locked by root@desk; failover state unlock FILE id-1"
+    assert stack.runs == ["prepare", "destroy"]
+    assert not room.cloud.owned()
 
 
 def test_a_region_that_cannot_be_asked_hides_no_other_and_is_never_called_empty(make_room: Any) -> None:
