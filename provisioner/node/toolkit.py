@@ -25,6 +25,7 @@ def lay_out(target: Path) -> Path | None:
         )
         for name in _SHARED:
             shutil.copy(here / name, package / "node" / name)
+        shutil.copy(here.parent / "py.typed", package / "py.typed")
         for folder, source in ((package, here.parent), (package / "node", here)):
             (folder / "__init__.py").write_text((source / "__init__.py").read_text("utf-8") + _MORE, "utf-8")
     except OSError:

@@ -17,9 +17,9 @@ from accelerate.utils import send_to_device
 from provisioner.node.torch import files
 from provisioner.node.torch.batches import Batches
 from provisioner.node.torch.foreign import ForeignMemory
+from provisioner.node.torch.loaders import resumable
 from provisioner.node.torch.moments import Moments
 from provisioner.node.torch.ranks import NOTHING, STOP
-from provisioner.node.torch.resumable import resumable
 from provisioner.node.torch.surroundings import Surroundings
 
 _WHOLE = "metadata.json"
