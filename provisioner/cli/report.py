@@ -124,8 +124,19 @@ def _refusals(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows += [
         ("surplus", f"{_where(row)}: given back after {row['seconds']:.0f} s") for row in report.get("surplus", [])
     ]
+    rows += [
+        ("unanswered", f"{row['cloud']} {row['region']} {row['node']}: its claim had no answer, {_for(row)}")
+        for row in report.get("unanswered", [])
+    ]
     rows += [("what to do", words) for words in dict.fromkeys(row["advice"] for row in report["refused"]) if words]
     return rows
+
+
+def _for(row: Mapping[str, Any]) -> str:
+    """Say how long a machine was there, and what that has cost."""
+    cost = row["cost"]
+    words = "of unknown cost" if cost is None else f"at most {cost['amount']:.4f} {cost['currency']}"
+    return f"given back after {row['seconds']:.0f} s, {words}"
 
 
 def _placement_row(placement: Mapping[str, Any]) -> Sequence[object]:

@@ -20,6 +20,12 @@ def costs(bills: Sequence[Bill], now: float, since: float | None = None) -> dict
     return {"at": now, "since": since, "jobs": jobs, **_sums(counted, now, since)}
 
 
+def of_run(bills: Sequence[Bill], run: int, now: float) -> dict[str, Any] | None:
+    """Return the costs of one run of a job, as those of a job; None where no machine of it was entered."""
+    ours = [bill for bill in bills if bill.run == run]
+    return _job(ours[0].job, ours, now, None) if ours else None
+
+
 def _job(name: str, bills: Sequence[Bill], now: float, since: float | None) -> dict[str, Any]:
     overlaps = _overlaps(bills, now)
     return {

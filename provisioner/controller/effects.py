@@ -14,13 +14,14 @@ from provisioner.config import Config, StoreConfig
 from provisioner.controller import recovery, survey, traffic
 from provisioner.controller.background import Background
 from provisioner.controller.billing import convert
+from provisioner.controller.costs import of_run
 from provisioner.controller.course import WorldCourse
 from provisioner.controller.daily import Daily, is_daily, read_limit
 from provisioner.controller.directory import JobDirectory
 from provisioner.controller.failures import KnownFailures
 from provisioner.controller.flow import TAKEN_DOWN
 from provisioner.controller.launch import Launcher
-from provisioner.controller.ledger import Ledger, Terms, bill_of
+from provisioner.controller.ledger import Ledger, Terms, bill_of, bills
 from provisioner.controller.limits import Limits
 from provisioner.controller.patience import Patience
 from provisioner.controller.race import race
@@ -347,7 +348,9 @@ class World:
                 if not (untouched and isinstance(error, Unauthorized)):
                     leaked.append(f"{name}: cannot tell: {advised(error)}")
         self.events.emit("finished", leaked=leaked)
-        return Finished(self.now(), tuple(leaked))
+        record, now = self.directory.record(), self.now()
+        money = of_run(bills(self.directory.path), record.run if record else 0, now)
+        return Finished(now, tuple(leaked), money)
 
     # -- what they share ------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ reads its older pickles by ``model.unpickle``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from provisioner.model import Ending, Failure, Money, Node, Offer, unpickle
 
@@ -212,6 +212,12 @@ class Finished:
 
     at: float
     leaked: tuple[str, ...]
+    money: Mapping[str, Any] | None = None
+    """What the run has cost by the job's ledger, as ``costs.of_run`` gives it; None by an earlier release."""
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        """Read a pickle, also one of an earlier version."""
+        unpickle(self, state)
 
 
 @dataclass(frozen=True, slots=True)

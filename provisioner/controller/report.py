@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import pairwise
+from typing import Any
 
 from provisioner import catalog
 from provisioner.controller import traffic
@@ -74,6 +75,7 @@ def build_report(
     steps = [placement.watched.last_step for placement in placements if placement.watched.last_step is not None]
     problems = [f"{p.node.id}: {p.released.problem}" for p in placements if p.released.problem]
     surplus = [claimed for claimed in claims if claimed.surplus is not None]
+    ours = {p.node.id for p in placements} | {one.surplus.node.id for one in surplus if one.surplus is not None}
     return {
         "version": 1,
         "job": job.name,
@@ -91,11 +93,8 @@ def build_report(
         "final_step": steps[-1] if steps else None,
         "steps_lost": _steps_lost(placements),
         "recovery_seconds": _recovery_seconds(placements),
-        "cost_estimate": {
-            "by_currency": {currency: round(float(amount), 6) for currency, amount in cost(placements).items()},
-            "upper_bound": any(p.node.offer.price_per_hour is None and p.claimed.at_most for p in placements),
-            "unpriced": [p.node.offer.key for p in placements if p.claimed.price is None],
-        },
+        "unanswered": _unanswered(finished, ours),
+        "cost_estimate": _estimate(placements, finished, ours),
         "replicas": [
             traffic.as_json(copy) for copy in traffic.summed(copy for p in placements for copy in p.watched.copies)
         ],
@@ -103,6 +102,31 @@ def build_report(
         "started_at": begun.at,
         "ended_at": finished.at,
         "leaked": [*finished.leaked, *problems],
+    }
+
+
+def _machines(finished: Finished) -> list[dict[str, Any]]:
+    """Return the run's machines as the ledger has them."""
+    return list(finished.money["machines"]) if finished.money is not None else []
+
+
+def _unanswered(finished: Finished, ours: set[str]) -> list[dict[str, object]]:
+    """Return the machines whose claim was never answered: they were found by their tags, and given back."""
+    names = ("epoch", "node", "cloud", "region", "begun", "ended", "seconds", "price_at_most", "cost", "problem")
+    return [{name: one[name] for name in names} for one in _machines(finished) if one["node"] not in ours]
+
+
+def _estimate(placements: Sequence[Placement], finished: Finished, ours: set[str]) -> dict[str, object]:
+    """Return what the run has cost: by the ledger, as ``failover cost`` has it.
+
+    A ledger that lacks a machine (a full disk did not take the line) would tell too little: then the records count.
+    """
+    if finished.money is not None and ours <= {one["node"] for one in _machines(finished)}:
+        return {name: finished.money[name] for name in ("by_currency", "upper_bound", "unpriced")}
+    return {
+        "by_currency": {currency: round(float(amount), 6) for currency, amount in cost(placements).items()},
+        "upper_bound": any(p.node.offer.price_per_hour is None and p.claimed.at_most for p in placements),
+        "unpriced": [p.node.offer.key for p in placements if p.claimed.price is None],
     }
 
 

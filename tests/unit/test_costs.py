@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 
 from provisioner.cli.command import cli
 from provisioner.cli.cost import _lines, _row
+from provisioner.cli.report import print_report
 from provisioner.controller.costs import costs
 from provisioner.controller.directory import JobDirectory, JobRecord
 from provisioner.controller.ledger import Bill, Ledger, Terms, all_bills, bills
@@ -307,3 +310,31 @@ def test_a_machine_whose_claim_was_never_answered_is_in_the_bill_since_it_was_as
     assert (bill.price, bill.cost(9999)) == (None, Decimal("0.5"))
     Ledger(made.directory.path).removed(Unheard.left[0], 1.0, 5000.0)
     assert bills(made.directory.path) == [bill], "it has been seen to go"
+
+
+def test_the_report_has_the_machine_whose_claim_was_never_answered_and_comes_to_what_failover_cost_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So it does where a machine that could not be given back at first is given back at the end."""
+    made = world({"aws": Unheard()}, {"fallback": [{"aws": {"regions": ["us-east-1"]}}]}, tmp_path)
+    made.now = lambda: 4600.0
+    made.events.emit("claim", epoch=2, offer="x")
+    price = Money(Decimal(2), "USD")
+    offer = Offer("aws", "r", "z", "t", Gpu("T4", 1, 16), Market.ON_DEMAND, price)
+    node = Node("i-0", offer, JOB, 1, "token", claimed_at=1000.0)
+    made.ledger.machine(bill("i-0", cloud="aws", price=price, at_most=None, begun=1000.0))
+    made.ledger.gone("aws", "i-0", 2800.0)
+    watched = Watched(Ending.COMPLETED, "", 2800.0, 2800.0, 1100.0, None, 1)
+    placement = Placement(1, (), Claimed(offer, 1000.0, node, None), node, watched, Released(2800.0))
+    events = made.directory.path / "events.jsonl"
+    events.write_text(json.dumps({"time": 1000, "kind": "claim", "epoch": 2}) + "\n")
+    finished = pickle.loads(pickle.dumps(made.finish()))  # noqa: S301 - what was recorded here a moment ago
+    report: Any = build_report(JOB, Begun(0, 1), [placement], [], Ending.COMPLETED, "", finished)
+    told = costs(bills(made.directory.path), 9999.0)
+    assert report["cost_estimate"]["by_currency"] == told["by_currency"] == {"USD": 1.5}
+    (unanswered,) = report["unanswered"]
+    assert (unanswered["node"], unanswered["seconds"], unanswered["cost"]["amount"]) == ("i-1", 3600.0, 0.5)
+    print_report(json.loads(json.dumps(report)))
+    text = " ".join(capsys.readouterr().out.split())
+    assert "cost at most 1.5000 USD" in text
+    assert "i-1: its claim had no answer, given back after 3600 s, at most 0.5000 USD" in text
