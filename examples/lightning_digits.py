@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,12 @@ def load_digits() -> TensorDataset:
     with gzip.open(DATA, "rt", encoding="ascii") as file:
         table = torch.tensor([[float(number) for number in row] for row in csv.reader(file)])
     return TensorDataset(table[:, :64].reshape(-1, 1, 8, 8) / 16.0, table[:, 64].long())
+
+
+def say(line: str) -> None:
+    """Print a line in one write: `print` makes two where output is not buffered, and the processes' lines mix."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 class Digits(pl.LightningModule):
@@ -55,7 +62,7 @@ class Digits(pl.LightningModule):
         loss = nn.functional.cross_entropy(self.net(images), labels)
         time.sleep(max(0.0, self.step_seconds - (time.monotonic() - began)))
         if self.global_rank == 0:
-            print(f"step {self.global_step + 1} loss {loss.item():.9g}", flush=True)
+            say(f"step {self.global_step + 1} loss {loss.item():.9g}")
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -91,7 +98,7 @@ def main() -> None:
     try:
         trainer.fit(model, resumable(loader), ckpt_path=failover.restored)
     except Stopped:
-        print(f"rank {trainer.global_rank} leaves at step {trainer.global_step}", flush=True)
+        say(f"rank {trainer.global_rank} leaves at step {trainer.global_step}")
         raise
     if trainer.is_global_zero:
         images, labels = digits.tensors
@@ -99,7 +106,7 @@ def main() -> None:
         with torch.no_grad():
             right = (model.net(images).argmax(1) == labels).float().mean().item()
             final = nn.functional.cross_entropy(model.net(images), labels).item()
-        print(f"done at step {trainer.global_step}: loss {final!r}, accuracy {right:.4f}", flush=True)
+        say(f"done at step {trainer.global_step}: loss {final!r}, accuracy {right:.4f}")
 
 
 if __name__ == "__main__":

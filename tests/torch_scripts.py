@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import textwrap
 from collections.abc import Mapping
@@ -24,12 +25,14 @@ def environment(checkpoints: Path, **more: str) -> dict[str, str]:
     return {**os.environ, "FAILOVER_CHECKPOINT_DIR": str(checkpoints), "OMP_NUM_THREADS": "1", **more}
 
 
-def start(command: list[str], checkpoints: Path, **more: str) -> subprocess.Popen[str]:
-    """Start a script as the leader of its own process group."""
+def start(
+    command: list[str], checkpoints: Path, *, stdout: int | socket.socket = subprocess.PIPE, **more: str
+) -> subprocess.Popen[str]:
+    """Start a script as the leader of its own process group. ``stdout`` gets its stderr, too."""
     return subprocess.Popen(
         command,
         env=environment(checkpoints, **more),
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.STDOUT,
         text=True,
         process_group=0,

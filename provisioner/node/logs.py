@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import select
 import threading
 import time
@@ -23,6 +22,7 @@ import zstandard
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.store import Store
 from provisioner.errors import FailoverError
+from provisioner.node.progress import STEP
 
 LAST_LINES = 20
 LONGEST_LINE = 64 * 1024
@@ -37,7 +37,6 @@ LOCAL_BYTES = 64 * 1024 * 1024
 _PIPE_BYTES = 1024 * 1024
 _PAUSE_S = 1.0
 _STEP_EVERY_S = 0.1
-_STEP = re.compile(rb"\bstep[ =:]+\d", re.IGNORECASE)
 _NEAR = 1024
 _NO_SECRET = 4096
 """So much before a cut is left out where no blank ends a word: a secret must not show its first half."""
@@ -295,7 +294,7 @@ class _Splitter:
         self._left_bytes += len(text)
         found = text.lower().rfind(b"step")
         near = text[max(0, found - _NEAR) : found + _NEAR] if found >= 0 else b""
-        for match in _STEP.finditer(near):
+        for match in STEP.finditer(near):
             begin, end = near.rfind(b"\n", 0, match.start()) + 1, near.find(b"\n", match.start())
             self._step = near[begin : end if end >= 0 else len(near)]
 

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-_STEP = re.compile(rb"\bstep[ =:]+(\d{1,12})\b", re.IGNORECASE)
+STEP = re.compile(rb"(?<![^\W\d])step[ =:]+(\d{1,12})(?:\b|(?=[a-z]{4}))", re.IGNORECASE)
+"""A number may touch the word beside it: two processes that write to one pipe make ``step 17rank 1: step 17``."""
 
 
 class Progress:
@@ -30,7 +31,7 @@ class Progress:
 
     def on_line(self, line: bytes) -> bool:
         """Take one line of output; True when it holds the first step since the start."""
-        matches = _STEP.findall(line)
+        matches = STEP.findall(line)
         if not matches:
             return False
         with self._lock:

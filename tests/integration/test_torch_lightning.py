@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -124,16 +125,21 @@ def test_twenty_kills_and_twenty_notices(tmp_path, processes):
 @pytest.mark.parametrize("elastic", [False, True])
 def test_by_lightnings_launcher_and_by_torchrun_both_ranks_leave_at_one_step(tmp_path, elastic):
     launcher = [str(TORCHRUN), "--standalone", "--nproc-per-node", "2"] if elastic else [str(PYTHON)]
-    process = start([*launcher, DIGITS, "--devices", "2", "--epochs", "2", "--step-seconds", "0.1"], tmp_path / "c")
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith("step 4 "):
-            os.killpg(process.pid, signal.SIGTERM)
-            break
-    output = "".join(lines) + process.communicate(timeout=120)[0]
-    assert process.returncode == (1 if elastic else 75), output  # torchrun's own code after a signal is 1
+    command = [*launcher, DIGITS, "--devices", "2", "--epochs", "2", "--step-seconds", "0.1"]
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # it keeps each write apart
+    with ours:
+        with theirs:
+            process = start(command, tmp_path / "c", stdout=theirs, PYTHONUNBUFFERED="1")
+        writes = []
+        ours.settimeout(120)
+        while text := ours.recv(65536).decode():
+            writes.append(text)
+            if text.startswith("step 4 "):
+                os.killpg(process.pid, signal.SIGTERM)
+    output = "".join(writes)
+    assert process.wait(timeout=120) == (1 if elastic else 75), output  # torchrun's own code after a signal is 1
+    torn = [text for text in writes if re.match(r"(step|rank|failover:) ", text) and not text.endswith("\n")]
+    assert torn == [], "a line is one write, else the processes' lines mix"
     ends = re.findall(r"^rank (\d) leaves at step (\d+)$", output, re.MULTILINE)
     saved = re.search(r"SIGTERM: step (\d+) is saved; leaving", output)
     assert saved

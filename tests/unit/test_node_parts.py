@@ -53,6 +53,23 @@ def test_the_first_step_on_the_output_is_told_once(tmp_path):
     assert progress.first_step_at == 5.0
 
 
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        (b"step 17step 18", 18),
+        (b"rank 0: step 17rank 1: step 17", 17),
+        (b"step 17 loss 0.5step 17 loss 0.4", 17),
+        (b"epoch 3step 18", 18),
+        (b"a step=12ms", None),
+        (b"substep 3, max_step=900", None),
+    ],
+)
+def test_lines_of_two_processes_that_run_into_each_other_still_name_their_step(tmp_path, line, step):
+    progress = Progress(tmp_path / "status.json")
+    progress.on_line(line)
+    assert progress.step() == step
+
+
 @given(st.lists(st.binary(min_size=1, max_size=50).filter(lambda b: not set(b) & {10, 13}), max_size=20), st.integers())
 def test_lines_are_split_whatever_the_pipe_cuts(lines, seed):
     read, write = os.pipe()

@@ -7,7 +7,6 @@ pieces, with the same data and the same randomness.
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from typing import Any, Callable
 
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from provisioner.node.torch import memory, pieces, randomness
-from provisioner.node.torch.surroundings import Surroundings
+from provisioner.node.torch.surroundings import Surroundings, say
 
 Loss = Callable[[Any], torch.Tensor]
 MOST_HALVINGS = 3
@@ -98,7 +97,7 @@ class AutoBatch:
                 self._card.free_unused()
             self._tried.add(size)
             self.size = max(1, size // 2)
-            _say(f"a piece of {size} samples does not fit into the card; doing the batch again with {self.size}")
+            say(f"a piece of {size} samples does not fit into the card; doing the batch again with {self.size}")
         self._steps += 1
         if self._steps % self._every == 0:
             self._look(whole)
@@ -138,7 +137,7 @@ class AutoBatch:
         # what does not grow with the batch (weights, optimizer) is counted as if it did: rather too careful
         if self._card.peak() * (larger / size) <= (1.0 - self._margin) * self._card.total():
             self.size = larger
-            _say(f"the card has room: pieces of {larger} samples now")
+            say(f"the card has room: pieces of {larger} samples now")
 
 
 class _Before:
@@ -190,7 +189,3 @@ def _square(model: torch.nn.Module) -> float:
         parameter.grad.detach().float().pow(2).sum() for parameter in model.parameters() if parameter.grad is not None
     ]
     return float(torch.stack(found).sum()) if found else 0.0
-
-
-def _say(line: str) -> None:
-    print(f"failover: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the script's own stderr

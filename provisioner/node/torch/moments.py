@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from types import FrameType
@@ -12,7 +11,7 @@ from typing import Any, Callable
 
 from provisioner.node.torch.foreign import ForeignMemory
 from provisioner.node.torch.ranks import NOTHING, SAVE, STOP, Ranks
-from provisioner.node.torch.surroundings import Surroundings
+from provisioner.node.torch.surroundings import Surroundings, say
 
 COME_AGAIN = 75
 """EX_TEMPFAIL: the work is saved and not done."""
@@ -97,8 +96,7 @@ class Moments:
     def say(self, line: str) -> None:
         """Say a line on the first process's stderr."""
         if self.ranks.rank == 0:
-            sys.stderr.write(f"failover: {line}\n")  # in one piece: the other processes write there, too
-            sys.stderr.flush()
+            say(line)
 
     def _is_due(self) -> bool:
         every_s = self._around.every_s() if self._every_s is None else self._every_s

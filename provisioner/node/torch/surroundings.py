@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,3 +94,9 @@ class Surroundings:
         except (OSError, ValueError):
             return self._advice
         return self._advice
+
+
+def say(line: str) -> None:
+    """Say a line on stderr, in one write: the other processes write to the same pipe."""
+    sys.stderr.write(f"failover: {line}\n")
+    sys.stderr.flush()
