@@ -255,10 +255,10 @@ pull() { # in a process of its own: `image` gets the name of what was pulled. 12
   fi
   log_in || say "the registry refuses the login: $(tail -n 1 "$FAILOVER_RUN/docker.txt")"
   mapfile -t candidates <<<"$(said pull)"
-  begun=$(date +%s) left=${#candidates[@]}
+  begun=$(up) left=${#candidates[@]}
   for name in "${candidates[@]}"; do
     # The time that is left is shared by those that are left.
-    share=$(((PULL_PATIENCE - $(date +%s) + begun) / left))
+    share=$(((PULL_PATIENCE - $(up) + begun) / left))
     timeout $((share > 1 ? share : 1)) docker pull "$name" >"$FAILOVER_RUN/pulled.txt" 2>"$FAILOVER_RUN/docker.txt"
     code=$?
     if [ "$code" = 0 ] || docker image inspect "$name" >/dev/null 2>&1; then
@@ -289,6 +289,7 @@ container() { # IMAGE: run this script in it and set CODE
   options=(--rm --init --restart no --name "$name" --network host --user 0:0 --stop-timeout 110 --entrypoint bash
     --volume "$FAILOVER_RUN:/run/failover" --env FAILOVER_IN_CONTAINER=1 --env FAILOVER_HOME=/run/failover
     --env FAILOVER_RUN=/run/failover --env "FAILOVER_DEADLINE_TS=$FAILOVER_DEADLINE_TS"
+    --env "FAILOVER_DEADLINE_UP=$FAILOVER_DEADLINE_UP"
     # Data loaders and NCCL talk through /dev/shm: half of the memory, as the machine's own has. Its pages count when used.
     --shm-size "$(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo | { read -r kb && echo $((kb / 2))k; })")
   if [ -e /dev/nvidiactl ] || command -v nvidia-smi >/dev/null; then options+=(--gpus all); fi
@@ -332,7 +333,7 @@ end_prefetch() { # PROCESS: gone, before the node begins. What it has brought st
 
 in_container() { # IMAGE
   local code line puller fetcher='' teller='' begun
-  begun=$(date +%s)
+  begun=$(up)
   pull &
   puller=$!
   if [ -n "$(said end-url)" ] && ! node_was_here; then
@@ -365,7 +366,7 @@ in_container() { # IMAGE
   fi
   # With all that it has begun: what it writes must not come after what is said from here on.
   if [ -n "$teller" ]; then kill -KILL -- "-$teller" 2>/dev/null; fi
-  if [ -s "$FAILOVER_RUN/image" ]; then say "the image is here after $(($(date +%s) - begun)) s"; fi
+  if [ -s "$FAILOVER_RUN/image" ]; then say "the image is here after $(($(up) - begun)) s"; fi
   sed -i '/^login-password /d' "$FAILOVER_RUN/orders" # the training reads this directory, and needs no registry
   line=$(tail -n 1 "$FAILOVER_RUN/docker.txt" 2>/dev/null)
   if [ "$code" = 124 ]; then give_up machine "the image $1 was not pulled within $PULL_PATIENCE s"; fi

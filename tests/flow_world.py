@@ -194,7 +194,6 @@ class World:
         self.events = SimpleNamespace(emit=lambda *_, **__: None)
         store = SimpleNamespace(put=self._put, get=self._get, look=self._get)
         self.launcher = SimpleNamespace(store=store, read_signs=self._signs)
-        self.steady = None
 
     def now(self) -> float:
         """Return the place's time."""

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from provisioner.clock import now as unix_now
+
 
 @dataclass(frozen=True, slots=True)
 class Clock:
     """Time. ``now`` is Unix time; ``tick`` only grows; both in seconds."""
 
-    now: Callable[[], float] = time.time
+    now: Callable[[], float] = unix_now
     tick: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep

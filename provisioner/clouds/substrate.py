@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from provisioner import assets
+from provisioner.clock import now as unix_now
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -63,7 +63,7 @@ class PreparedRegion(ABC, Generic[Made, Prepared]):
         directory: Path,
         settings: Mapping[str, Any],
         make: Callable[[], Stack[Made]],
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = unix_now,
     ) -> None:
         """Take the stack's directory and what the stack is made from.
 

@@ -7,7 +7,6 @@ the least of several such lags comes near to the truth, and never claims more th
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -47,11 +46,6 @@ class NodeClock:
         if len(self.lags) < ENOUGH:
             return None
         return ahead if -ahead > heartbeat_s + SLACK_S else 0.0
-
-
-def steady() -> float:
-    """Return seconds of a clock that nobody sets. On Linux it goes on while the machine sleeps."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def age_s(store: Store, epoch: int, now: float) -> float | None:

@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
+from provisioner.clock import now as unix_now
 from provisioner.controller.billing import convert
 from provisioner.controller.ledger import Bill, all_bills
 from provisioner.errors import ConfigError
@@ -77,7 +78,7 @@ class Daily:
         budget: Money | None,
         usd_cny: Decimal,
         *,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = unix_now,
         day: Callable[[float], tuple[float, float]] | None = None,
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:

@@ -20,6 +20,7 @@ import zstandard
 
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.store import Store
+from provisioner.clock import now as unix_now
 from provisioner.config import Config
 from provisioner.config.data import DataConfig
 from provisioner.controller.access import open_as_controller
@@ -191,7 +192,7 @@ class DataLists:
         total = headers.get("Content-Range", "").rpartition("/")[2] if status != 200 else ""
         total = total or ("" if "Content-Encoding" in headers else headers.get("Content-Length", ""))
         size = int(total) if total.isdecimal() else None
-        etag = headers.get("ETag") or headers.get("Last-Modified") or (entry.sha256 or f"listed {time.time():.0f}")
+        etag = headers.get("ETag") or headers.get("Last-Modified") or (entry.sha256 or f"listed {unix_now():.0f}")
         name = unquote(urlsplit(entry.source).path.rpartition("/")[2])
         return File(name, size, etag, entry.source), status == 206 and size is not None
 

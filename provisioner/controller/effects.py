@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from provisioner import planner
+from provisioner.clock import now as unix_now
 from provisioner.clouds.base import Cloud, Explains, Request
 from provisioner.config import Config, StoreConfig
 from provisioner.controller import recovery, survey, traffic
@@ -72,15 +73,14 @@ class World:
         events: EventLog,
         *,
         failures: KnownFailures | None = None,
-        now: Callable[[], float] = time.time,
-        steady: Callable[[], float] | None = None,
+        now: Callable[[], float] = unix_now,
         take_down: threading.Event | None = None,
         take_over: bool = False,
     ) -> None:
         """Take the parts. ``take_down`` ends the job when it is set; it also cuts every wait short.
 
         ``take_over`` releases a machine that trains for another controller. ``failures`` is what all jobs know of
-        refusals; without it a run knows its own only. ``steady`` is a clock that nobody sets, for silences.
+        refusals; without it a run knows its own only.
         """
         self.take_over = take_over
         self.job = job
@@ -89,7 +89,6 @@ class World:
         self.events = events
         self.launcher = launcher
         self.now = now
-        self.steady = steady
         self.take_down = take_down or threading.Event()
         policy, root = config.policy, directory.path.parent.parent
         self.daily = Daily(root, job.name, policy.budget_per_day, policy.usd_cny, now=now, tell=self._blind_of_limits)
@@ -262,7 +261,7 @@ class World:
         if node.offer.cloud == "autodl":
             self._background.prepare()
         view = PlacementView(self, claimed, begun, past)
-        watched = Watch(view, self.patience(), self.now, self.take_down.wait, self.steady).until_end(node)
+        watched = Watch(view, self.patience(), self.now, self.take_down.wait).until_end(node)
         if watched.ending is Ending.HOMEWARD:
             self.events.emit("homeward", epoch=node.epoch, reason=watched.reason)
             return watched

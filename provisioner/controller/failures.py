@@ -11,12 +11,12 @@ import contextlib
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from provisioner.clock import now as unix_now
 from provisioner.model import Failure, FailureKind, Offer
 from provisioner.planner import FailureMemory, Remembered, offer_json
 from provisioner.planner.memory import failure_from, failure_json, offer_from
@@ -92,7 +92,7 @@ class UnknownCode:
 class KnownFailures:
     """The file. Every method opens it for itself; none raises anything but :data:`PROBLEMS`."""
 
-    def __init__(self, root: Path, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, root: Path, now: Callable[[], float] = unix_now) -> None:
         """Take the state directory. Nothing is made before there is something to remember."""
         self.path = root / FILE
         self._now = now

@@ -15,6 +15,7 @@ from decimal import Decimal
 
 from provisioner.checkpoint import epochs, layout
 from provisioner.checkpoint.store import Store
+from provisioner.clock import now as unix_now
 from provisioner.clouds.base import Outlook
 from provisioner.controller.clocks import ahead_of_store
 from provisioner.controller.daily import DAY, DAY_OF_ALL
@@ -110,7 +111,7 @@ class Hints:
         poll_s: float,
         heartbeat_s: float,
         ahead: Callable[[], float | None] = lambda: None,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = unix_now,
     ) -> None:
         """Ask nothing yet.
 
@@ -216,7 +217,7 @@ def ask_to_save(
     within_s: float,
     *,
     say: Callable[[str], object],
-    now: Callable[[], float] = time.time,
+    now: Callable[[], float] = unix_now,
     wait: Callable[[float], object] = time.sleep,
 ) -> None:
     """Let the newest node write a last checkpoint and end, and wait for it, at most ``within_s`` seconds.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from provisioner.clock import now as unix_now
 from provisioner.config import FailbackConfig
 from provisioner.errors import CloudError
 from provisioner.model import Offer
@@ -44,7 +45,7 @@ class Homeward:
         self,
         policy: FailbackConfig,
         *,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = unix_now,
         minute: Callable[[], int] = lambda: time.localtime().tm_hour * 60 + time.localtime().tm_min,
         jitter: Callable[[], float] = random.random,
     ) -> None:

@@ -129,7 +129,7 @@ class Launcher:
             self.write_start(offer, epoch, attempt, published)
         script = self.directory.path / "launch" / f"{token}.sh"
         fixed = offer.cloud in BODY_COMPARED
-        if not script.exists() or (not fixed and time.time() - script.stat().st_mtime > LINK_FRESH_S):
+        if not script.exists() or (not fixed and not 0 <= _age_s(script) <= LINK_FRESH_S):
             policy = self.config.policy
             text = render.bootstrap(
                 url=self.store.sign(key, LINK_S),
@@ -315,3 +315,8 @@ def _object(data: bytes | None) -> dict[str, object] | None:
     except ValueError:
         return None  # half a write of a store without atomic puts: the next look reads it whole
     return value if isinstance(value, dict) else None
+
+
+def _age_s(file: Path) -> float:
+    """Return how long ago a file was written, by the clock that dates files; negative where that was set back."""
+    return time.time() - file.stat().st_mtime  # noqa: TID251

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Protocol
 
+from provisioner.clock import now as unix_now
 from provisioner.controller.billing import convert
 from provisioner.controller.daily import Daily
 from provisioner.controller.records import Begun, Claimed, Placement
@@ -53,7 +53,7 @@ class Policy(Protocol):
 class Limits:
     """Says when a job must end."""
 
-    def __init__(self, policy: Policy, daily: Daily | None = None, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, policy: Policy, daily: Daily | None = None, now: Callable[[], float] = unix_now) -> None:
         """Take the policy, and the days' budgets."""
         self.policy = policy
         self.daily = daily

@@ -107,8 +107,8 @@ def ended_by(world: World, offer: Offer, claimed: Claimed, begun: Begun, past: S
 def stand_by(world: World, here: tuple[View, Node], there: tuple[View, Node]) -> Stood:
     """Wait until the machine at home is ready, or is known to be of no use; the fallback trains on meanwhile."""
     patience = world.patience()
-    wait, steady = world.take_down.wait, world.steady
-    watches = [(Watch(view, patience, world.now, wait, steady), node) for view, node in (here, there)]
+    wait = world.take_down.wait
+    watches = [(Watch(view, patience, world.now, wait), node) for view, node in (here, there)]
     signs = [watch.begin(node) for watch, node in watches]
     until = world.now() + patience.boot_timeout_s + world.config.policy.failback.trial
     while True:
@@ -136,7 +136,7 @@ def hand_over(world: World, view: View, here: Node, there: Node) -> Watched:
     late = by + SLACK_S
     hint = {"kind": "going home", "cause": "home", "detail": there.offer.key, "final": True}
     patience = world.patience()
-    watch = Watch(view, patience, world.now, world.take_down.wait, world.steady)
+    watch = Watch(view, patience, world.now, world.take_down.wait)
     signs = watch.begin(here)
     asked_at = float("-inf")
     while True:

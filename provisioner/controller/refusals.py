@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from provisioner.clock import now as unix_now
 from provisioner.clouds.aws.account import account_name
 from provisioner.clouds.base import Accounted, Cloud, Quotas
 from provisioner.controller.directory import state_root
@@ -27,7 +27,7 @@ class Refusals:
         job: str,
         cloud: Callable[[str], Cloud],
         events: EventLog,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = unix_now,
     ) -> None:
         """Take the memory of all jobs (None: this run knows its own refusals only) and how a cloud is opened."""
         self._known = known
@@ -100,7 +100,7 @@ def known_to(job: str, clouds: Iterable[str], environ: Mapping[str, str]) -> Fai
     """
     accounts = {name: account_name(environ) if name == "aws" else None for name in clouds}
     try:
-        return KnownFailures(state_root(environ)).memory(accounts, job, since=time.time())
+        return KnownFailures(state_root(environ)).memory(accounts, job, since=unix_now())
     except PROBLEMS:
         return FailureMemory()
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from provisioner import clock
+from provisioner.clock import now as unix_now
 from provisioner.clouds import open_cloud
 from provisioner.clouds.base import Cloud
 from provisioner.config import Config, load, parse, runtime_file, workdir
-from provisioner.controller.clocks import steady
 from provisioner.controller.directory import JobDirectory, JobRecord, new_uid, state_root
 from provisioner.controller.effects import World
 from provisioner.controller.engine import Engine, FlowRun
@@ -27,6 +28,7 @@ from provisioner.controller.serving.by_hand import out_of_the_queue, refuse_if_q
 from provisioner.controller.serving.database import first_line
 from provisioner.errors import CloudError, ConfigError, Interrupted
 from provisioner.telemetry.events import EventLog
+from provisioner.telemetry.events import read as read_events
 
 WAIT_S = 0.2
 TAKE_DOWN_S = 900.0
@@ -121,11 +123,13 @@ class Controller:
 
     def begin(self, content: bytes | None = None) -> None:
         """Find the open run, or begin one; its configuration counts. ``content`` as for ``begin_record``."""
+        for event in read_events(self.directory.path / "events.jsonl"):
+            clock.not_before(float(event.get("time") or 0.0))
         self.record = begin_record(
             self.directory,
             self.config_path,
             fresh=self.options.fresh,
-            now=time.time(),
+            now=unix_now(),
             stored_uid=stored_uid(open_job_store(self.config, self.environ)),
             content=content,
         )
@@ -190,7 +194,6 @@ class Controller:
             launcher,
             events,
             failures=KnownFailures(state_root(self.environ)),
-            steady=steady,
             take_down=self.take_down,
             take_over=self.options.take_over,
         )

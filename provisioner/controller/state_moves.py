@@ -188,7 +188,7 @@ class StateMoves:
                 path.unlink(missing_ok=True)
         else:
             if moved:
-                sign = {"to": place.state, "host": Host.here().name, "at": time.time()}
+                sign = {"to": place.state, "host": Host.here().name, "at": time.time()}  # noqa: TID251 - a note for people
                 old.objects.put(old.state_key + MOVED, json.dumps(sign).encode())
                 left = tuple(dict.fromkeys([*left, place.was]))
             old.objects.delete([old.state_key])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 from provisioner import planner
+from provisioner.clock import now as unix_now
 from provisioner.clouds import is_ours, names, open_cloud
 from provisioner.clouds.base import Request
 from provisioner.config import Config
@@ -60,5 +60,5 @@ def survey(
     places = [place(store) for store in stores(config.checkpoint, environ)]
     known = known_to(config.job.name, clouds, environ)
     return planner.plan(
-        config, offers, memory=known, now=time.time(), passed_over=passed, stores=places, round_trips=round_trips
+        config, offers, memory=known, now=unix_now(), passed_over=passed, stores=places, round_trips=round_trips
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from provisioner.checkpoint import layout
+from provisioner.clock import now as unix_now
 from provisioner.clouds.base import Tagged
 from provisioner.controller import orphans
 from provisioner.controller.billing import charge
@@ -102,7 +103,7 @@ class Sweep:
         options: Options,
         environ: Mapping[str, str],
         *,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = unix_now,
         sleep: Callable[[float], None] = time.sleep,
         settle_s: float = SETTLE_S,
     ) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from provisioner.clock import now as unix_now
 from provisioner.telemetry import events
 
 SHARE: Final = 0.8
@@ -56,5 +56,5 @@ def of_run(path: Path) -> Iterator[dict[str, object]]:
 
 def standing_words(warned: Iterable[dict[str, object]], now: float | None = None) -> list[str]:
     """Return the words of the warnings that still hold: those of a day that is over do not."""
-    at = time.time() if now is None else now
+    at = unix_now() if now is None else now
     return [str(one["words"]) for one in warned if not isinstance(ends := one.get("ends"), int | float) or at < ends]

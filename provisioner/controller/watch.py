@@ -18,8 +18,6 @@ from provisioner.model import Ending, Node, NodeState
 
 LAST_WORD_S = 5.0
 PULLING = "pulling"
-JUMP_S = 2.0
-"""A clock that is this far from where it should be has been set."""
 BLIND_S = 600.0
 """How long a store that does not answer keeps a machine that is gone from being replaced, in seconds."""
 
@@ -48,17 +46,6 @@ class Signs:
     rhythm: Rhythm = field(default_factory=Rhythm)
     clock: NodeClock = field(default_factory=NodeClock)
     suspected: bool = False
-    steady: float = 0.0
-    """Seconds of a clock that nobody sets, at that moment."""
-
-    def at(self, now: float, steady: float) -> Signs:
-        """Return what is known, at a later moment. A clock that was set meanwhile makes no silence, and hides none."""
-        jump = now - self.now - (steady - self.steady)
-        if abs(jump) <= JUMP_S:
-            return replace(self, now=now, steady=steady)
-        moved = replace(self, claimed_at=self.claimed_at + jump, read_at=self.read_at + jump, clock=NodeClock())
-        heard, blind = (None if at is None else at + jump for at in (self.heard_at, self.blind_at))
-        return replace(moved, now=now, steady=steady, heard_at=heard, blind_at=blind)
 
     @property
     def silent_s(self) -> float:
@@ -172,8 +159,6 @@ class Watch:
     patience: Patience
     now: Callable[[], float]
     wait: Callable[[float], object]
-    steady: Callable[[], float] | None = None
-    """A clock in seconds that nobody sets and that goes on while the machine sleeps; None: ``now`` is one."""
 
     def until_end(self, node: Node) -> Watched:
         """Look again and again until the placement has ended."""
@@ -194,10 +179,7 @@ class Watch:
     def begin(self, node: Node) -> Signs:
         """Return what is known before the first look."""
         now = self.now()
-        return Signs(now=now, claimed_at=node.claimed_at, read_at=now, steady=self._steady(now))
-
-    def _steady(self, now: float) -> float:
-        return now if self.steady is None else self.steady()
+        return Signs(now=now, claimed_at=node.claimed_at, read_at=now)
 
     def _last_word(self, node: Node, signs: Signs) -> Signs:
         """Wait a moment for the heartbeat that follows ``done.json``: it has the node's last figures."""
@@ -211,9 +193,7 @@ class Watch:
         """Ask the cloud and the store once."""
         state = self.view.state(node)  # before the store: a node writes its last word, then its machine goes
         read = self.view.read(node)
-        now = self.now()
-        before = before.at(now, self._steady(now))
-        signs = replace(before, state=state, stored=read is not None, stop=self.view.stop())
+        signs = replace(before, now=self.now(), state=state, stored=read is not None, stop=self.view.stop())
         if read is None:
             signs = replace(signs, blind_at=signs.now if before.blind_at is None else before.blind_at)
             return self._believed(before, signs)

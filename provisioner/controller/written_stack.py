@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from provisioner.clock import now as unix_now
 from provisioner.clouds import open_cloud
 from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.clouds.base import Cloud
@@ -58,7 +58,7 @@ def write_terraform(config: Config, path: Path, environ: Mapping[str, str], targ
     cloud = open_cloud(offer.cloud, job=record.ref, config=config, directory=directory.path, environ=environ)
     write_stack(target, spec(cloud, offer, launch))
     price = str(ranked.at_most) if ranked.at_most else "an unknown price"
-    return WrittenStack(target, offer.key, price, time.time() + LINK_S)
+    return WrittenStack(target, offer.key, price, unix_now() + LINK_S)
 
 
 def spec(cloud: Cloud, offer: Offer, launch: Launch) -> StackSpec | GcpStackSpec:

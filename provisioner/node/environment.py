@@ -15,7 +15,10 @@ LAUNCHER_PATIENCE_S = 86400
 
 _OURS = frozenset(
     f"FAILOVER_{name}"
-    for name in ("DEADLINE_TS", "GRACE_S", "HOME", "IN_CONTAINER", "NO_SHUTDOWN", "RUN", "SANDBOX_PER_BOOT", "UNIT")
+    for name in (
+        *("DEADLINE_TS", "DEADLINE_UP", "GRACE_S", "HOME", "IN_CONTAINER", "NO_SHUTDOWN", "RUN"),
+        *("SANDBOX_PER_BOOT", "UNIT"),
+    )
 )
 
 
@@ -57,7 +60,16 @@ def end_of_life(boot: Bootstrap, environ: Mapping[str, str], now: float) -> floa
     """Return when this machine ends, in Unix seconds: the earliest of what the start script and the bootstrap say."""
     ends = [] if boot.deadline_ts is None else [boot.deadline_ts]
     try:
-        ends.append(float(environ["FAILOVER_DEADLINE_TS"]))
-    except (KeyError, ValueError):  # not started by our script, or its disk was full: count from now
+        ends.append(_of_script(environ, now))
+    except (KeyError, ValueError):  # not started by our script: count from now
         ends += [] if boot.ttl_s is None else [now + boot.ttl_s]
     return min(ends, default=None)
+
+
+def _of_script(environ: Mapping[str, str], now: float) -> float:
+    """Return the end that the start script has set: by what the machine has been up for, which is set by nobody."""
+    try:
+        up = float(Path("/proc/uptime").read_text("ascii").split()[0])
+        return now + float(environ["FAILOVER_DEADLINE_UP"]) - up
+    except (OSError, KeyError):  # a script of an earlier release
+        return float(environ["FAILOVER_DEADLINE_TS"])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 
 from provisioner.checkpoint import epochs
 from provisioner.checkpoint.store import Store
+from provisioner.clock import now as unix_now
 from provisioner.errors import CloudError, ExitCode, Fenced
 from provisioner.node import ending
 from provisioner.node.bootstrap import Bootstrap
@@ -32,7 +32,7 @@ class Farewell:
         *,
         patience_s: Callable[[], float],
         note: Callable[..., object],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = unix_now,
     ) -> None:
         """Say nothing yet."""
         self._boot = boot

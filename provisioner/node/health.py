@@ -18,7 +18,7 @@ DIRECTORY = Path("/run/failover/node")
 """Where the node works, unless ``FAILOVER_RUN`` or an option says otherwise."""
 
 
-def sign(root: Path, within_s: float, clock: Callable[[], float] = time.time) -> None:
+def sign(root: Path, within_s: float, clock: Callable[[], float] = time.time) -> None:  # noqa: TID251 - two processes ask
     """Leave a sign of life in the node's directory and promise the next one ``within_s`` seconds. Never raises."""
     path = root / "alive"
     due = clock() + within_s
@@ -30,7 +30,7 @@ def sign(root: Path, within_s: float, clock: Callable[[], float] = time.time) ->
             os.utime(path, (due, due))
 
 
-def trouble(root: Path, clock: Callable[[], float] = time.time) -> str:
+def trouble(root: Path, clock: Callable[[], float] = time.time) -> str:  # noqa: TID251
     """Return one line that says what is wrong; empty when the node is alive."""
     path = root / "alive"
     try:

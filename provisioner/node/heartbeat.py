@@ -15,6 +15,7 @@ from typing import Any
 
 from provisioner.checkpoint import layout
 from provisioner.checkpoint.store import Store
+from provisioner.clock import now as unix_now
 from provisioner.errors import CloudError, Fenced
 
 SPACING_S = 1.2
@@ -40,7 +41,7 @@ class Heartbeat:
         sample: Callable[[], dict[str, Any]],
         fence: Callable[[], None],
         on_fenced: Callable[[Fenced], None],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = unix_now,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from provisioner.clock import now as unix_now
 
 STEP = re.compile(rb"(?<![^\W\d])step[ =:]+(\d{1,12})(?:\b|(?=[a-z]{4}))", re.IGNORECASE)
 """A number may touch the word beside it: two processes that write to one pipe make ``step 17rank 1: step 17``."""
@@ -16,7 +17,7 @@ STEP = re.compile(rb"(?<![^\W\d])step[ =:]+(\d{1,12})(?:\b|(?=[a-z]{4}))", re.IG
 class Progress:
     """Thread-safe. ``restored_step`` is None when the training starts from nothing."""
 
-    def __init__(self, status_file: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, status_file: Path, *, clock: Callable[[], float] = unix_now) -> None:
         """Look at nothing yet. ``clock`` gives Unix seconds."""
         self.restored_step: int | None = None
         self.first_step_at: float | None = None

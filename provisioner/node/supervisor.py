@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from provisioner.checkpoint import epochs, layout
 from provisioner.checkpoint.restore import Restored
+from provisioner.clock import now as unix_now
 from provisioner.errors import (
     Abandoned,
     CloudError,
@@ -71,7 +72,7 @@ class Supervisor:
         *,
         environ: Mapping[str, str] = os.environ,
         echo: Callable[[str], object] = lambda _line: None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = unix_now,
         leave: Callable[[int], object] = lambda _code: None,
         before: Supervisor | None = None,
     ) -> None:

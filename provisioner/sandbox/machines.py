@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioner.clouds.local.process import marks, read_marks
+from provisioner.sandbox import hardware
 from provisioner.sandbox.guest import MACHINE_LABEL, end_containers
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ class Machines:
 
     def _furnish(self, machine_id: str, user_data: str | None, env: Mapping[str, str]) -> Path:
         directory = self._directory / machine_id
+        hardware.disk(directory)
         for name in ("root/opt/failover", "home", "tmp", "bin", "per-boot"):
             (directory / name).mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)  # user data and what they fetch are nobody else's business
@@ -234,6 +236,7 @@ class Machines:
             "FAILOVER_HOME": str(directory / "root/opt/failover"),
             "FAILOVER_SANDBOX_MACHINE": machine_id,
             "FAILOVER_SANDBOX_PER_BOOT": str(directory / "per-boot"),
+            **hardware.clock(directory),
             **env,
             MARKER: str(directory),
         }

@@ -11,10 +11,11 @@ import json
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from provisioner.clock import now as unix_now
 
 HIDDEN = "[hidden]"
 _SHORTEST_SECRET = 6
@@ -45,7 +46,7 @@ class EventLog:
         path: Path,
         *,
         redact: Callable[[str], str] = str,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = unix_now,
         also: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         """Open nothing yet. ``clock`` gives Unix seconds; ``also`` is called with every event, e.g. to show it."""

@@ -9,7 +9,9 @@ from typing import Any
 
 OFFICIAL_EVERY = 20
 """One in so many schedules has the official AWS provider; the others have the quick stand-in."""
-ATTRITION = ("controller", "node", "terraform", "machine", "plug")
+ATTRITION = ("controller", "node", "terraform", "machine", "plug", "clouds")
+_STRUCK = ("controller", "controller", "controller", "node", "terraform", "machine", "clouds")
+_JUMPS_S = (90.0, 600.0, 3600.0, 18000.0)
 _AWS_CODES = ("InsufficientInstanceCapacity", "RequestLimitExceeded", "InternalError", "Unavailable")
 _AUTODL_KINDS = ("status", "slow", "truncated", "not_json", "lost_answer", "dropped", "no_stock", "power_off_lost")
 _GCP_CODES = ("ZONE_RESOURCE_POOL_EXHAUSTED", "backendError", "rateLimitExceeded")
@@ -26,15 +28,23 @@ class Blow:
 
 
 @dataclass(frozen=True, slots=True)
+class Stroke:
+    """A kill with -9 right after the ``step``-th recorded step of one life of the controller."""
+
+    step: int
+    victim: str
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
-    """``deaths``: recorded steps, of one life of the controller each, after which it is killed with -9."""
+    """``strokes``: one for each of the controller's first lives. ``blows``: by the clock."""
 
     seed: int
     home: str
     fallback: str
     provider: str
     failback: bool
-    deaths: tuple[int, ...]
+    strokes: tuple[Stroke, ...]
     blows: tuple[Blow, ...]
 
     def __str__(self) -> str:
@@ -56,7 +66,7 @@ def draw(seed: int) -> Schedule:
         fallback=fallback,
         provider="official" if official else "stand-in",
         failback=dice.random() < 0.3,
-        deaths=tuple(dice.randint(1, 7) for _ in range(dice.choice([0, 0, 1, 2, 3]))),
+        strokes=tuple(Stroke(dice.randint(1, 7), dice.choice(_STRUCK)) for _ in range(dice.choice([0, 1, 1, 2, 3]))),
         blows=tuple(blows),
     )
 
@@ -64,13 +74,15 @@ def draw(seed: int) -> Schedule:
 def _blow(dice: random.Random, fallback: str) -> Blow:
     base = dice.choice(["start", "commit", "commit"])
     at = round(dice.uniform(0.0, 8.0), 2)
-    kind = dice.choice(["kill", "kill", "kill", "stop", "stop", "cut", "cut", "api", "api"])
-    makers = {"kill": _kill, "stop": _stop, "cut": _cut, "api": lambda one: _api(one, fallback)}
+    kind = dice.choice(["kill", "kill", "kill", "stop", "stop", "cut", "cut", "api", "api", "full", "clock", "clock"])
+    makers = {"kill": _kill, "stop": _stop, "cut": _cut, "full": _full, "clock": _clock}
+    makers["api"] = lambda one: _api(one, fallback)
     return Blow(base, at, kind, makers[kind](dice))
 
 
 def _kill(dice: random.Random) -> dict[str, Any]:
-    return {"victim": dice.choice(ATTRITION)}
+    victim = dice.choice(ATTRITION)
+    return {"victim": victim, **({"seconds": round(dice.uniform(0.5, 6.0), 2)} if victim == "clouds" else {})}
 
 
 def _stop(dice: random.Random) -> dict[str, Any]:
@@ -82,6 +94,16 @@ def _stop(dice: random.Random) -> dict[str, Any]:
 def _cut(dice: random.Random) -> dict[str, Any]:
     sides = dice.choice([["node"], ["node"], ["controller"], ["controller", "node"]])
     return {"sides": sides, "how": dice.choice(["black", "deaf"]), "seconds": round(dice.uniform(1.0, 14.0), 2)}
+
+
+def _full(dice: random.Random) -> dict[str, Any]:
+    """The disk with the controller's state, or that of the machine."""
+    return {"whose": dice.choice(["controller", "machine"]), "seconds": round(dice.uniform(1.0, 14.0), 2)}
+
+
+def _clock(dice: random.Random) -> dict[str, Any]:
+    """The clock is set, and stays so."""
+    return {"whose": dice.choice(["controller", "machine"]), "by": dice.choice(_JUMPS_S) * dice.choice([1, -1])}
 
 
 def _api(dice: random.Random, fallback: str) -> dict[str, Any]:

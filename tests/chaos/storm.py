@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,23 @@ import yaml
 
 from provisioner.errors import ConfigError
 from provisioner.sandbox.drill import JOB, Drill
+from provisioner.sandbox.hardware import CLOCKS
 from provisioner.sandbox.machines import marked
+from tests.chaos import rig
+from tests.chaos.doors import Doors
 from tests.chaos.line import Line
-from tests.chaos.schedules import Blow, Schedule
+from tests.chaos.schedules import Blow, Schedule, Stroke
 
-DYING = Path(__file__).with_name("dying_controller.py")
+STRUCK = Path(__file__).with_name("struck_controller.py")
 STORM_S = 45.0
 """When the weather clears, whatever has happened by then."""
 CALM_S = 240.0
 """How long the job may take to end after that."""
 STEP_SECONDS = 0.1
 MOST_RUNS = 40
+CLOUDS = ("autodl", "aws", "gcp")
+DARK_S = 2.0
+"""For how long the clouds are away that were killed after a recorded step."""
 _LOOK_S = 0.7
 _LIFE_S = 240.0
 _MARKET: dict[str, dict[str, Any]] = {
@@ -45,6 +51,10 @@ _MARKET: dict[str, dict[str, Any]] = {
         }
     },
 }
+
+
+Healing = tuple[float, Callable[[], None]]
+"""When, on the monotonic clock, and what ends a blow."""
 
 
 class BrokenError(AssertionError):
@@ -74,7 +84,6 @@ class Weather:
     """AutoDL's wallet, in 1/1000 yuan, look after look."""
     reports: list[dict[str, Any]] = field(default_factory=list)
     folder: Path = Path()
-    autodl: str = ""
 
 
 class Storm:
@@ -86,19 +95,29 @@ class Storm:
         self.say = say
         self._dice = random.Random(schedule.seed)
         self._process: subprocess.Popen[str] | None = None
+        self._stroke: Stroke | None = None
         self._over = threading.Event()
         self._calm = threading.Event()
         self._committed = threading.Event()
+        self._cleared = threading.Event()
 
     def controller(self, config: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> dict[str, Any]:
         """Let the storm loose; start the controller again and again until the job has ended."""
         del say
         self.weather.folder = config.parent
         box = json.loads((config.parent / "cloud" / "sandbox.json").read_text("utf-8"))
-        self._box, self.weather.autodl = box, box["autodl"]
-        with Line(box["aws"].removeprefix("http://"), self._pid) as line:
+        self._box = box
+        self._doors = Doors([box[cloud] for cloud in CLOUDS])
+        urls = dict(zip(CLOUDS, self._doors.urls, strict=True))
+        environ = {name: _through(urls, box, value) for name, value in environ.items()}
+        (config.parent / "state").mkdir(exist_ok=True)
+        with (
+            contextlib.closing(self._doors),
+            rig.small_disk(config.parent / "state"),
+            Line(urls["aws"].removeprefix("http://"), self._pid) as line,
+        ):
             self._line = line
-            _point_at(config, line.url)
+            _point_at(config, store=line.url, autodl=urls["autodl"])
             threads = [threading.Thread(target=one, daemon=True) for one in (self._look_on, self._blow)]
             for thread in threads:
                 thread.start()
@@ -118,12 +137,13 @@ class Storm:
         return None if process is None else process.pid
 
     def _until_done(self, config: Path, environ: Mapping[str, str]) -> dict[str, Any]:
-        deaths = list(self.schedule.deaths)
+        strokes = list(self.schedule.strokes)
         ends_by = time.monotonic() + STORM_S + CALM_S
         while len(self.weather.lives) < MOST_RUNS:
             if time.monotonic() > ends_by:
                 break
-            life, output = self._live(config, environ, deaths.pop(0) if deaths else None)
+            stroke = strokes.pop(0) if strokes and not self._cleared.is_set() else None
+            life, output = self._live(config, environ, stroke)
             self.weather.lives.append(life)
             self.say(f"-- controller ended with {life.code}\n{life.words}")
             if "Traceback" in life.words:
@@ -140,13 +160,18 @@ class Storm:
             time.sleep(1)
         raise BrokenError(f"the job did not end within {STORM_S + CALM_S:.0f} s and {MOST_RUNS} starts")
 
-    def _live(self, config: Path, environ: Mapping[str, str], dies_after: int | None) -> tuple[Life, str]:
+    def _live(self, config: Path, environ: Mapping[str, str], stroke: Stroke | None) -> tuple[Life, str]:
         began = time.time()
-        run = [sys.executable, "-m", "provisioner.cli", "run", str(config), "--json"]
-        argv = run if dies_after is None else [sys.executable, str(DYING), str(config), str(dies_after)]
+        argv = [sys.executable, "-m", "provisioner.cli", "run", str(config), "--json"]
+        for name in ("struck", "go_on"):
+            (config.parent / name).unlink(missing_ok=True)
+        self._stroke = stroke
+        if stroke is not None:
+            argv = [sys.executable, str(STRUCK), str(config), str(stroke.step), str(config.parent)]
+        self._clock = config.parent / f"clock-{len(self.weather.lives)}"
         self._process = subprocess.Popen(
             argv,
-            env=dict(environ),
+            env={**environ, **rig.clock(self._clock)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -169,8 +194,9 @@ class Storm:
         started = time.monotonic()
         committed: float | None = None
         waiting = list(self.schedule.blows)
-        healings: list[tuple[float, Callable[[], None]]] = []
+        healings: list[Healing] = []
         while not self._calm.wait(0.05) and time.monotonic() - started < STORM_S:
+            healings += self._stroke_due()
             now = time.monotonic()
             if committed is None and self._committed.is_set():
                 committed = now
@@ -184,16 +210,34 @@ class Storm:
             for healing in [one for one in healings if one[0] <= now]:
                 healings.remove(healing)
                 healing[1]()
-            if not waiting and not healings:
-                break
+        self._cleared.set()
         self._heal()
 
-    def _strike(self, blow: Blow) -> Iterator[tuple[float, Callable[[], None]]]:
+    def _stroke_due(self) -> list[Healing]:
+        """Strike where the controller waits for it after a recorded step."""
+        room, stroke = self.weather.folder, self._stroke
+        if stroke is None or not (room / "struck").exists():
+            return []
+        self._stroke = None
+        what = {"victim": stroke.victim, "seconds": DARK_S, "step": stroke.step}
+        later: list[Healing] = []
+        with contextlib.suppress(OSError, httpx.HTTPError, LookupError):
+            later = self._strike(Blow("step", 0.0, "kill", what))
+        (room / "go_on").touch()
+        return later
+
+    def _strike(self, blow: Blow) -> list[Healing]:
         what, hit = blow.what, ""
-        later: list[tuple[float, Callable[[], None]]] = []
+        later: list[Healing] = []
         until = time.monotonic() + what.get("seconds", 0.0)
         if blow.kind == "kill":
             hit = self._kill(what["victim"])
+            later = [(until, self._doors.open)] if what["victim"] == "clouds" else []
+        elif blow.kind == "full":
+            folder = self._disk(what["whose"])
+            later, hit = [(until, lambda: rig.empty(folder))], rig.fill(folder)
+        elif blow.kind == "clock":
+            hit = rig.set_clock(self._clock_of(what["whose"]), what["by"])
         elif blow.kind == "stop":
             pids = self._pids(what["victim"])
             _signal(pids, signal.SIGSTOP)
@@ -204,9 +248,19 @@ class Storm:
         elif blow.kind == "api":
             self._rule(what)
         self.weather.blows.append((time.time(), blow, hit))
-        return iter(later)
+        return later
+
+    def _disk(self, whose: str) -> Path:
+        folder = self.weather.folder
+        return folder / "state" if whose == "controller" else folder / "cloud" / "machines" / self._newest()[1]
+
+    def _clock_of(self, whose: str) -> Path:
+        return self._clock if whose == "controller" else self.weather.folder / "cloud" / CLOCKS / self._newest()[1]
 
     def _kill(self, victim: str) -> str:
+        if victim == "clouds":
+            self._doors.close()
+            return "their doors"
         if victim == "machine":  # the cloud takes it
             cloud, machine = self._newest()
             self._post("take", {"cloud": cloud, "id": machine})
@@ -249,7 +303,11 @@ class Storm:
             _signal({pid}, signal.SIGCONT)
         for machine in (self.weather.folder / "cloud" / "machines").glob("*"):
             _signal(marked(machine), signal.SIGCONT)
+            rig.empty(machine)
+        (self.weather.folder / "go_on").touch()
         self._line.heal()
+        self._doors.open()
+        rig.empty(self.weather.folder / "state")
         with contextlib.suppress(httpx.HTTPError):
             for path in ("faults", "faults/gcp"):
                 httpx.delete(f"{self._box['control']}/{path}", timeout=20)
@@ -287,9 +345,18 @@ class Storm:
         httpx.post(f"{self._box['control']}/{path}", json=body, timeout=20).raise_for_status()
 
 
-def _point_at(config: Path, endpoint: str) -> None:
+def _through(urls: Mapping[str, str], box: Mapping[str, str], value: str) -> str:
+    """Return the value of a variable with the doors of the clouds in place of the clouds."""
+    for cloud, url in urls.items():
+        value = value.replace(box[cloud], url)
+    return value
+
+
+def _point_at(config: Path, *, store: str, autodl: str) -> None:
     value = yaml.safe_load(config.read_text("utf-8"))
-    value["checkpoint"]["endpoint"] = endpoint
+    value["checkpoint"]["endpoint"] = store
+    if "autodl" in value.get("primary", {}):
+        value["primary"]["autodl"]["base_url"] = autodl
     config.write_text(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), "utf-8")
 
 
@@ -346,9 +413,12 @@ def play(schedule: Schedule, folder: Path) -> tuple[dict[str, Any], Weather, str
         controller=storm.controller,
     )
     try:
-        report = drill.run()
+        with rig.rigged():
+            report = drill.run()
     except Exception as error:
         raise BrokenError(f"{type(error).__name__}: {error}\n{_story(words, storm)}") from error
+    finally:
+        rig.leave(storm.weather.folder / "cloud" / "machines")
     return report, storm.weather, _story(words, storm)
 
 

@@ -30,7 +30,6 @@ class World:
     def __init__(self) -> None:
         self.store = open_store("memory://").at("digits")
         self.clock = 100.0
-        self.steady = None
         self.states: dict[int, NodeState] = {2: NodeState.RUNNING, 3: NodeState.RUNNING}
         self.cloud_answers = True
         self.launcher = SimpleNamespace(store=self.store, read_signs=self.read_signs)

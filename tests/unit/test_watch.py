@@ -326,28 +326,6 @@ def test_time_to_go_home_ends_the_watch_and_not_the_placement() -> None:
     assert (watched.ending, watched.reason, watched.last_step) == (Ending.HOMEWARD, "time to go home", -77)
 
 
-@pytest.mark.parametrize("by", [3600.0, -3600.0, 200.0])
-@pytest.mark.parametrize("dies", [False, True])
-@pytest.mark.parametrize("away", [(0.0, 0.0), (400.0, 700.0)])
-def test_a_controller_whose_clock_is_set_makes_no_silence_of_it_and_misses_none(
-    by: float, dies: bool, away: tuple[float, float]
-) -> None:
-    """Set between two heartbeats, half a minute apart: before the last one, or while the store does not answer."""
-
-    def watched(by: float) -> Watched:
-        living = Living([30.0] * (17 if dies else 60), dies=dies, away=away)
-        clock = Watch(living, AUTO, lambda: living.now + (by if living.now > 545 else 0.0), living.wait)
-        clock.steady = lambda: living.now
-        found = clock.until_end(NODE)
-        assert len(living.told) == dies
-        return found
-
-    right, wrong = watched(0.0), watched(by)
-    assert (wrong.ending, wrong.reason, wrong.last_step) == (right.ending, right.reason, right.last_step)
-    assert wrong.ending is (Ending.LOST if dies else Ending.COMPLETED)
-    assert wrong.at == right.at + by
-
-
 def test_a_heartbeat_that_goes_back_is_no_sign_of_life() -> None:
     """A store that shows, now and again, what was there before; or a write that came late."""
     beats = [{"seq": n, "step": n, "time": 10.0 * n} for n in range(4)]

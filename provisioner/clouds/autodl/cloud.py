@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from provisioner.clock import now as unix_now
 from provisioner.clouds.autodl import cards
 from provisioner.clouds.autodl.client import AutodlClient
 from provisioner.clouds.autodl.elastic_machines import ElasticMachines
@@ -49,7 +50,7 @@ class AutodlCloud:
         second_look_s: float = 5.0,
         sleep: Sleep = time.sleep,
         clock: Clock = time.monotonic,
-        wall: Clock = time.time,
+        wall: Clock = unix_now,
     ) -> None:
         """Hold the client; ask nothing yet.
 

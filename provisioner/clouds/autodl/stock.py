@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from provisioner import catalog
+from provisioner.clock import now as unix_now
 from provisioner.clouds.autodl import cards
 from provisioner.clouds.autodl.client import AutodlClient
 from provisioner.clouds.autodl.cloud import AutodlCloud
@@ -118,7 +119,7 @@ class Question:
     gpus: tuple[str, ...] = ()
 
 
-def look(client: AutodlClient, question: Question, *, wall: Callable[[], float] = time.time) -> Look:
+def look(client: AutodlClient, question: Question, *, wall: Callable[[], float] = unix_now) -> Look:
     """Ask AutoDL for balance and stock, and say what fits. Raises CloudError."""
     balance = client.balance().spendable
     settings = question.settings

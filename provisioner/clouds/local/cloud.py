@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from provisioner.clock import now as unix_now
 from provisioner.clouds.base import Request
 from provisioner.clouds.local.gpus import Look, gpu_here
 from provisioner.clouds.local.process import NodeProcess
@@ -28,7 +29,7 @@ class LocalCloud:
         environ: Mapping[str, str],
         *,
         look: Look | None = None,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = unix_now,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Keep nodes below ``directory / "local"``; a folder is named by its token."""

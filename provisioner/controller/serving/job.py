@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from provisioner.clock import now as unix_now
 from provisioner.config import Config, parse
 from provisioner.controller.billing import convert
 from provisioner.controller.directory import Held, JobDirectory
@@ -291,7 +292,7 @@ class ServedJob:
 
 def _within(config: Config, spent: Sequence[Bill]) -> Config:
     """Return the configuration with what is left of the budget. Raises LimitReached where nothing is."""
-    budget, now = config.policy.budget, time.time()
+    budget, now = config.policy.budget, unix_now()
     if budget is None:
         return config
     left = budget.amount

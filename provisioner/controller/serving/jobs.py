@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine, Row
 from sqlalchemy.exc import IntegrityError
 
+from provisioner.clock import now as unix_now
 from provisioner.controller.serving.database import Database, answered
 from provisioner.errors import CloudError
 
@@ -90,7 +90,7 @@ class QueuedJob:
 class JobStore:
     """The jobs of one state root; ``all_roots`` shows those of others, too."""
 
-    def __init__(self, database: Database, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, database: Database, *, now: Callable[[], float] = unix_now) -> None:
         """Open the database and make the tables. Raises ConfigError, CloudError."""
         self.database = database
         self.root = database.root_id()

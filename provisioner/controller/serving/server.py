@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from provisioner.clock import now as unix_now
 from provisioner.controller.engine import WORKFLOW_VERSION, Engine
 from provisioner.controller.flow import Effects
 from provisioner.controller.run import Controller
@@ -139,7 +140,7 @@ class Server:
         if time.monotonic() < self._later.get(row.name, 0.0):
             return False
         if row.state is State.QUEUED:
-            return row.not_before <= time.time()
+            return row.not_before <= unix_now()
         if row.version in {"", WORKFLOW_VERSION}:
             return True
         if row.name not in self._told:

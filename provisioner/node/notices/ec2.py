@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
+from provisioner.clock import now as unix_now
 from provisioner.node.notices.asking import TIMEOUT_S, Answer, ask
 from provisioner.node.notices.source import Notice, SourceAway, SourceSilent
 
@@ -37,7 +37,7 @@ class Ec2:
         endpoint: str = DEFAULT_ENDPOINT,
         *,
         timeout_s: float = TIMEOUT_S,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = unix_now,
     ) -> None:
         """Ask nothing yet. ``clock`` gives Unix seconds."""
         self._endpoint = endpoint

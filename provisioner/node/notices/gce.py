@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable
 from urllib.parse import quote
 
+from provisioner.clock import now as unix_now
 from provisioner.node.notices.asking import TIMEOUT_S, ask
 from provisioner.node.notices.source import Notice, SourceAway
 
@@ -63,7 +63,7 @@ class _Key:
     every_s = 1.0
     key = ""
 
-    def __init__(self, metadata: GceMetadata, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, metadata: GceMetadata, *, clock: Callable[[], float] = unix_now) -> None:
         """Ask nothing yet. ``clock`` gives Unix seconds."""
         self._metadata = metadata
         self._clock = clock
@@ -89,7 +89,7 @@ class Preemption(_Key):
     name = "Google's preemption notice"
     key = "preempted"
 
-    def __init__(self, metadata: GceMetadata, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, metadata: GceMetadata, *, clock: Callable[[], float] = unix_now) -> None:
         """Ask nothing yet."""
         super().__init__(metadata, clock=clock)
         self.notice_s: float | None = None
@@ -111,7 +111,7 @@ class Maintenance(_Key):
     name = "Google's maintenance notice"
     key = "maintenance-event"
 
-    def __init__(self, metadata: GceMetadata, *, has_gpu: bool, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, metadata: GceMetadata, *, has_gpu: bool, clock: Callable[[], float] = unix_now) -> None:
         """Ask nothing yet. A machine with a GPU is told an hour before, any other a minute."""
         super().__init__(metadata, clock=clock)
         self._notice_s = GPU_MAINTENANCE_S if has_gpu else MAINTENANCE_S

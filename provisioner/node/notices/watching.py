@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from provisioner.clock import now as unix_now
 from provisioner.node.notices import signals
 from provisioner.node.notices.ec2 import DEFAULT_ENDPOINT, Ec2
 from provisioner.node.notices.gce import DEFAULT_HOST, GceMetadata, Maintenance, Preemption
@@ -43,7 +44,7 @@ class Lookout:
         stop: Callable[[str, float, Cause], object],
         note: Callable[..., object],
         grace_s: float = signals.GRACE_S,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = unix_now,
     ) -> None:
         """Start nothing yet. ``stop`` gets the reason, the seconds that are left and the cause.
 
