@@ -79,7 +79,7 @@ async def _serve(parent: int, pairs: Sequence[tuple[int, int]]) -> None:
         for port, backend in pairs
     ]
     print(json.dumps([server.sockets[0].getsockname()[1] for server in servers]), flush=True)
-    while os.getppid() == parent:
+    while os.getppid() == parent:  # noqa: ASYNC110 - nobody tells of a parent's end
         await asyncio.sleep(1)
 
 

@@ -76,8 +76,7 @@ def _blow(dice: random.Random, fallback: str) -> Blow:
     at = round(dice.uniform(0.0, 8.0), 2)
     kind = dice.choice(["kill", "kill", "kill", "stop", "stop", "cut", "cut", "api", "api", "full", "clock", "clock"])
     makers = {"kill": _kill, "stop": _stop, "cut": _cut, "full": _full, "clock": _clock}
-    makers["api"] = lambda one: _api(one, fallback)
-    return Blow(base, at, kind, makers[kind](dice))
+    return Blow(base, at, kind, _api(dice, fallback) if kind == "api" else makers[kind](dice))
 
 
 def _kill(dice: random.Random) -> dict[str, Any]:
