@@ -53,7 +53,9 @@ test-all: setup try-servers ## The slow tests: real Terraform, whole drills
 
 .PHONY: test-chaos
 test-chaos: setup ## The controller under fire: 100 random schedules, two at a time (ARGS="--seed 17": one; "--first 100": another hundred)
-	@$(BIN)/pytest -n $(or $(WORKERS),2) --dist worksteal -m chaos tests/chaos $(ARGS)
+	@for may in '--mount' '--map-root-user --mount' ''; do \
+	  [ -z "$$may" ] || unshare $$may mount -t tmpfs tmpfs /mnt 2>/dev/null || continue; break; \
+	done; $${may:+unshare $$may} $(BIN)/pytest -n $(or $(WORKERS),2) --dist worksteal -m chaos tests/chaos $(ARGS)
 
 .PHONY: servers try-servers
 servers: $(SERVERS_STAMP) ## Make .venv-servers: S3 and GCS servers for the tests, clients to measure against (150 MB)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 
 from provisioner.errors import ConfigError
 from provisioner.sandbox.drill import JOB, Drill
@@ -25,6 +23,7 @@ from provisioner.sandbox.hardware import CLOCKS
 from provisioner.sandbox.machines import marked
 from tests.chaos import rig
 from tests.chaos.doors import Doors
+from tests.chaos.job import point_at, scenario, through
 from tests.chaos.line import Line
 from tests.chaos.schedules import Blow, Schedule, Stroke
 
@@ -33,24 +32,12 @@ STORM_S = 45.0
 """When the weather clears, whatever has happened by then."""
 CALM_S = 240.0
 """How long the job may take to end after that."""
-STEP_SECONDS = 0.1
 MOST_RUNS = 40
 CLOUDS = ("autodl", "aws", "gcp")
 DARK_S = 2.0
 """For how long the clouds are away that were killed after a recorded step."""
 _LOOK_S = 0.7
 _LIFE_S = 240.0
-_MARKET: dict[str, dict[str, Any]] = {
-    "aws": {"aws": {"regions": ["us-east-1"], "market": "spot-then-on-demand", "max_price": "5 USD"}},
-    "gcp": {
-        "gcp": {
-            "project": "sandbox-project",
-            "regions": ["us-central1"],
-            "machine_types": ["n1-standard-4+1xT4"],
-            "market": "spot",
-        }
-    },
-}
 
 
 Healing = tuple[float, Callable[[], None]]
@@ -93,9 +80,9 @@ class Storm:
         self.schedule = schedule
         self.weather = Weather()
         self.say = say
-        self._dice = random.Random(schedule.seed)
         self._process: subprocess.Popen[str] | None = None
         self._stroke: Stroke | None = None
+        self._http = httpx.Client(timeout=20, trust_env=False, verify=False)  # noqa: S501 - no TLS: loopback
         self._over = threading.Event()
         self._calm = threading.Event()
         self._committed = threading.Event()
@@ -109,7 +96,7 @@ class Storm:
         self._box = box
         self._doors = Doors([box[cloud] for cloud in CLOUDS])
         urls = dict(zip(CLOUDS, self._doors.urls, strict=True))
-        environ = {name: _through(urls, box, value) for name, value in environ.items()}
+        environ = {name: through(urls, box, value) for name, value in environ.items()}
         (config.parent / "state").mkdir(exist_ok=True)
         with (
             contextlib.closing(self._doors),
@@ -117,7 +104,7 @@ class Storm:
             Line(urls["aws"].removeprefix("http://"), self._pid) as line,
         ):
             self._line = line
-            _point_at(config, store=line.url, autodl=urls["autodl"])
+            point_at(config, store=line.url, autodl=urls["autodl"])
             threads = [threading.Thread(target=one, daemon=True) for one in (self._look_on, self._blow)]
             for thread in threads:
                 thread.start()
@@ -129,6 +116,7 @@ class Storm:
                 for thread in threads:
                     thread.join(60)
                 self._heal()
+                self._http.close()
 
     # --- the controller -----------------------------------------------------------------------------------------------
 
@@ -294,7 +282,7 @@ class Storm:
 
     def _rule(self, what: Mapping[str, Any]) -> None:
         if what["cloud"] == "autodl":
-            httpx.post(f"{self._box['autodl']}/_control/faults", json=what["rule"], timeout=20).raise_for_status()
+            self._http.post(f"{self._box['autodl']}/_control/faults", json=what["rule"]).raise_for_status()
         else:
             self._post("faults/gcp" if what["cloud"] == "gcp" else "faults", [what["rule"]])
 
@@ -310,8 +298,8 @@ class Storm:
         rig.empty(self.weather.folder / "state")
         with contextlib.suppress(httpx.HTTPError):
             for path in ("faults", "faults/gcp"):
-                httpx.delete(f"{self._box['control']}/{path}", timeout=20)
-            httpx.delete(f"{self._box['autodl']}/_control/faults", timeout=20)
+                self._http.delete(f"{self._box['control']}/{path}")
+            self._http.delete(f"{self._box['autodl']}/_control/faults")
 
     # --- the witness --------------------------------------------------------------------------------------------------
 
@@ -336,28 +324,13 @@ class Storm:
             seen = self.weather.sightings.setdefault(machine, fresh)
             seen["last"], seen["text"] = max(seen["first"], asked), texts.get(machine) or seen["text"]
         self.weather.assets.append(state["autodl"]["assets"])
-        self.weather.writes = httpx.get(f"{self._box['control']}/writes", timeout=20).json()
+        self.weather.writes = self._http.get(f"{self._box['control']}/writes").json()
 
     def _state(self) -> dict[str, Any]:
-        return dict(httpx.get(f"{self._box['control']}/state", timeout=20).json())
+        return dict(self._http.get(f"{self._box['control']}/state").json())
 
     def _post(self, path: str, body: Any) -> None:
-        httpx.post(f"{self._box['control']}/{path}", json=body, timeout=20).raise_for_status()
-
-
-def _through(urls: Mapping[str, str], box: Mapping[str, str], value: str) -> str:
-    """Return the value of a variable with the doors of the clouds in place of the clouds."""
-    for cloud, url in urls.items():
-        value = value.replace(box[cloud], url)
-    return value
-
-
-def _point_at(config: Path, *, store: str, autodl: str) -> None:
-    value = yaml.safe_load(config.read_text("utf-8"))
-    value["checkpoint"]["endpoint"] = store
-    if "autodl" in value.get("primary", {}):
-        value["primary"]["autodl"]["base_url"] = autodl
-    config.write_text(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), "utf-8")
+        self._http.post(f"{self._box['control']}/{path}", json=body).raise_for_status()
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:
@@ -379,25 +352,6 @@ def _read(pid: int, name: str) -> str:
         return Path(f"/proc/{pid}/{name}").read_text("utf-8", "replace")
     except OSError:
         return ""
-
-
-def scenario(schedule: Schedule, path: Path) -> Path:
-    """Write the drill's scenario: who has machines, and how patient the job is."""
-    policy: dict[str, Any] = {"poll": "1s", "lost_after": "8s", "boot_timeout": "60s", "retry_for": "0s"}
-    if schedule.failback:
-        policy["failback"] = {"after": "2s", "every": "1s", "again": "5s"}
-    home: dict[str, Any] = {} if schedule.home == "none" else {"autodl": {"mode": schedule.home}}
-    if schedule.home == "elastic":
-        home["autodl"]["regions"] = ["westDC3"]
-    config: dict[str, Any] = {"policy": policy, "fallback": [_MARKET[schedule.fallback]]}
-    if schedule.fallback == "gcp":
-        config["resources"] = {"gpus": ["T4", "RTX 4090"]}
-    if home:
-        config["primary"] = home
-    stock = [] if schedule.home == "none" else [{"region": "westDC3", "gpu": "RTX 4090D", "idle": 2}]
-    value = {"name": f"storm-{schedule.seed}", "step_seconds": STEP_SECONDS, "config": config}
-    path.write_text(yaml.safe_dump({**value, "autodl": {"stock": stock}}), "utf-8")
-    return path
 
 
 def play(schedule: Schedule, folder: Path) -> tuple[dict[str, Any], Weather, str]:

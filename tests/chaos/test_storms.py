@@ -1,5 +1,5 @@
-"""The controller under fire: random schedules of kills, stops, cuts and refusals. After each the job must have ended
-as if nothing had happened, and the clouds must agree.
+"""The controller under fire: random schedules of kills, stops, cuts, refusals, full disks and clocks that are set.
+After each the job must have ended as if nothing had happened, and the clouds must agree.
 
 One schedule again: ``make test-chaos ARGS="--seed 17"``.
 """
