@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from provisioner.cli import streams
+from provisioner.cli import metrics, streams
 from provisioner.cli.output import print_json
 from provisioner.errors import Interrupted
 
@@ -26,22 +26,40 @@ GENTLY_S = 120.0
 @click.option("--fresh", is_flag=True, help="Start from nothing: earlier checkpoints of the job do not count.")
 @click.option("--take-over", is_flag=True, help="Release a machine that trains for another controller, and go on.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")
-def run(file: Path, *, fresh: bool, take_over: bool, as_json: bool) -> int:
+@metrics.options
+def run(
+    file: Path, *, fresh: bool, take_over: bool, as_json: bool, metrics_port: int | None, metrics_address: str
+) -> int:
     """Run the job of FILE until it is done.
 
     Run it again after a crash of this machine: it takes the job up where it was, with the machine that it has. While
     it runs already, a second run follows the first, and takes the job up should that die. Ctrl-C asks whether to leave
     the job running or to take it down.
     """
+    with metrics.served(metrics_port, metrics_address) as hear:
+        report = _run(file, hear, fresh=fresh, take_over=take_over, as_json=as_json)
     from provisioner.cli.report import print_report
+
+    with streams.unread():
+        print_json(report) if as_json else print_report(report)
+    return exit_code(report)
+
+
+def _run(file: Path, hear: metrics.Hear, *, fresh: bool, take_over: bool, as_json: bool) -> dict[str, object]:
     from provisioner.cli.timeline import printer
     from provisioner.controller.directory import Held
     from provisioner.controller.run import Controller, RunOptions, attend
 
-    show = printer()
+    tell, job = printer(), ""
+
+    def show(event: dict[str, object]) -> None:
+        hear(job, event)
+        tell(event)
+
     report: dict[str, object] | None = None
     while report is None:
         controller = Controller(file, options=RunOptions(fresh=fresh, take_over=take_over), on_event=show)
+        job = controller.directory.name
         try:
             report = controller.run(attend(None if as_json else _question(), streams.tell))
         except Interrupted as left:
@@ -50,9 +68,7 @@ def run(file: Path, *, fresh: bool, take_over: bool, as_json: bool) -> int:
             if fresh or take_over:
                 raise
             report = _followed(controller.directory, str(held), show)
-    with streams.unread():
-        print_json(report) if as_json else print_report(report)
-    return exit_code(report)
+    return report
 
 
 @click.command()

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from provisioner.cli import streams
+from provisioner.cli import metrics, streams
 from provisioner.cli.sweep import duration
 from provisioner.cli.timeline import line
 from provisioner.errors import ExitCode
@@ -54,8 +54,17 @@ def _limits(_context: click.Context, _parameter: click.Parameter, values: tuple[
     help="The sweep leaves alone what is younger than this.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each event as a line of JSON on stdout.")
+@metrics.options
 def serve(
-    *, jobs: int, machines: dict[str, int], once: bool, sweep_every: float, sweep_older: float, as_json: bool
+    *,
+    jobs: int,
+    machines: dict[str, int],
+    once: bool,
+    sweep_every: float,
+    sweep_older: float,
+    as_json: bool,
+    metrics_port: int | None,
+    metrics_address: str,
 ) -> int:
     """Run the jobs that were submitted, many at once.
 
@@ -76,8 +85,15 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     options = ServeOptions(jobs, machines, once, sweep_every, sweep_older)
-    server = Server(options, os.environ, show=_printer(as_json=as_json), stop=_lost)
-    server.serve(leave)
+    show = _printer(as_json=as_json)
+    with metrics.served(metrics_port, metrics_address) as hear:
+
+        def both(job: str, event: Mapping[str, object]) -> None:
+            hear(job, event)
+            show(job, event)
+
+        server = Server(options, os.environ, show=both, stop=_lost)
+        server.serve(leave)
     if ended_by:
         streams.tell("failover: this controller ends; the jobs go on, and the next one takes them up: failover serve")
         _end_now(0 if ended_by[0] == signal.SIGTERM and not once else int(ExitCode.INTERRUPTED))

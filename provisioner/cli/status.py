@@ -95,6 +95,8 @@ def events_of(directory: JobDirectory) -> Iterator[dict[str, Any]]:
 def _tell_more(row: Mapping[str, Any]) -> None:
     for words in _arriving(row):
         click.echo(f"{row['job']}: {words}")
+    if row["controller"] is not None and (advice := (row["efficiency"] or {}).get("advice")):
+        click.echo(f"{row['job']}: efficiency: {advice}")
     for words in _worries(row):
         click.echo(f"{row['job']}: {words}", err=True)
 
@@ -156,6 +158,7 @@ def _summary(directory: JobDirectory) -> dict[str, Any]:
         "phase": beat.get("phase"),
         "progress": {what: beat[what] for what in ("image", "restore", "data") if beat.get(what)},
         "step": story.step,
+        "efficiency": beat.get("efficiency"),
         "suspected": story.suspected,
         "held_back": story.held_back,
         "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started_at)),

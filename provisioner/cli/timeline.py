@@ -41,6 +41,7 @@ LINES: dict[str, str] = {
     "held_back": "the next machine waits for {seconds} s: {reason}",
     "resting": "{words}: no machine until {at}, or until the limit is raised",
     "warned": "WARNING: {words}",
+    "advised": "epoch {epoch}: efficiency: {advice}",
     "waiting": "nothing to be had; trying again in {seconds} s",
     "blind": "{what} gives no usable answer: {problem}",
 }

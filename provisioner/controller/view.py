@@ -96,7 +96,10 @@ class PlacementView:
             self.world.events.emit("clock", epoch=node.epoch, node=node.id, ahead=round(ahead_s, 1))
         copies = traffic.copies(self.world.stores(), node.offer, heartbeat)
         known = {copy.uri: copy for copy in traffic.copies(self.world.stores(), node.offer, self.heartbeat)}
+        advised, last = _advice(heartbeat), _advice(self.heartbeat)
         self.heartbeat = heartbeat
+        if advised and advised.get("rule") != last.get("rule"):
+            self.world.events.emit("advised", epoch=node.epoch, advice=advised["advice"], change=advised.get("change"))
         self.world.events.emit(
             "heartbeat",
             epoch=node.epoch,
@@ -106,6 +109,7 @@ class PlacementView:
             image=heartbeat.get("image"),
             restore=heartbeat.get("restore"),
             data=heartbeat.get("data"),
+            efficiency=heartbeat.get("efficiency"),
             replicas=[traffic.as_json(copy) for copy in copies],
         )
         if data := heartbeat.get("data"):
@@ -117,6 +121,12 @@ class PlacementView:
                 self.world.events.emit("copy_failed", epoch=node.epoch, uri=copy.uri, problem=copy.problem)
             if copy.step is not None and copy.step != (before.step if before else None):
                 self.world.events.emit("copied", epoch=node.epoch, uri=copy.uri, step=copy.step)
+
+
+def _advice(heartbeat: Mapping[str, object]) -> Mapping[str, object]:
+    """Return what the command advises, empty where it does not."""
+    found = heartbeat.get("efficiency")
+    return found if isinstance(found, dict) and found.get("advice") else {}
 
 
 def hints_of(view: PlacementView, node: Node) -> Hints:

@@ -50,6 +50,7 @@ def of_child(
         FAILOVER_ADVICE_FILE=str(rooms.advice_file),
         FAILOVER_BATCH_SCALE=f"{batch_scale:g}",
         FAILOVER_STATUS_FILE=str(rooms.status_file),
+        FAILOVER_EFFICIENCY_FILE=str(rooms.efficiency_file),
         FAILOVER_TRIAL="1" if trial else "0",
         FAILOVER_DONE_FILE=str(rooms.done_file),
     )

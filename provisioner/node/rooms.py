@@ -56,6 +56,11 @@ class Rooms:
         return self.run / "status.json"
 
     @property
+    def efficiency_file(self) -> Path:
+        """Where the command may say how well it uses the machine."""
+        return self.run / "efficiency.json"
+
+    @property
     def advice_file(self) -> Path:
         """Where the node says how often to save, and when to stop."""
         return self.run / "advice.json"

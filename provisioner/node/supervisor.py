@@ -25,7 +25,7 @@ from provisioner.errors import (
     Unreachable,
 )
 from provisioner.node import child as processes
-from provisioner.node import driver, ending, environment, machine, rooms
+from provisioner.node import driver, efficiency, ending, environment, machine, rooms
 from provisioner.node.advice import Advice
 from provisioner.node.arrival import Arrival
 from provisioner.node.bootstrap import Bootstrap
@@ -368,6 +368,7 @@ class Supervisor:
             else None,
             "replicas": keeping.replicas() if keeping else [],
             "gpus": self._gpus.latest(),
+            "efficiency": efficiency.read(self.rooms.efficiency_file),
             "disk": machine.disk(self.rooms.run),
         }
 

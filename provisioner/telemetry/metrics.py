@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -41,6 +42,52 @@ class StockMetrics:
     def failed(self, at: float) -> None:
         """Note a look that got no answer: the numbers stay as they were, and their age shows."""
         self._failed.set(at)
+
+
+_OVER = frozenset({"ended", "released", "finished"})
+_TRAINING = {
+    "step": ("failover_step", "Newest step that is known"),
+    "step_s": ("failover_step_seconds", "What a step takes"),
+    "loader_wait": ("failover_loader_wait_ratio", "Share of the time that is lost to waiting for the loader"),
+    "gpu_busy": ("failover_gpu_busy_ratio", "Share of the time in which the card works"),
+    "gpu_memory_used_bytes": ("failover_gpu_memory_used_bytes", "Peak of the card's memory in use"),
+    "gpu_memory_total_bytes": ("failover_gpu_memory_total_bytes", "Memory of the card"),
+    "cores_used": ("failover_cores_used", "Cores that the training and its loader keep busy"),
+    "cores": ("failover_cores", "Cores that they may use"),
+    "memory_used_bytes": ("failover_memory_used_bytes", "Host memory in use"),
+    "memory_limit_bytes": ("failover_memory_limit_bytes", "Host memory that there is"),
+    "disk_read_bytes_per_s": (
+        "failover_disk_read_bytes_per_second",
+        "What training and loader read from disks",
+    ),
+}
+
+
+class TrainingMetrics:
+    """What the heartbeats of jobs tell, as gauges with the label ``job``. A machine that is gone has none."""
+
+    def __init__(self) -> None:
+        """Make a registry of its own, without the metrics of this process."""
+        from prometheus_client import CollectorRegistry, Gauge
+
+        self.registry: CollectorRegistry = CollectorRegistry()
+        self._gauges = {
+            key: Gauge(name, words, ["job"], registry=self.registry) for key, (name, words) in _TRAINING.items()
+        }
+
+    def hear(self, job: str, event: Mapping[str, object]) -> None:
+        """Take an event of a job."""
+        if event.get("kind") not in {"heartbeat", *_OVER}:
+            return
+        told = event.get("efficiency")
+        values = {**(told if isinstance(told, dict) else {}), "step": event.get("step")}
+        for key, gauge in self._gauges.items():
+            value = values.get(key)
+            if event.get("kind") == "heartbeat" and isinstance(value, int | float):
+                gauge.labels(job).set(value)
+            else:
+                with suppress(KeyError):  # it has none
+                    gauge.remove(job)
 
 
 class MetricsServer:

@@ -141,3 +141,18 @@ def test_the_command_reads_how_often_to_save_and_is_asked_by_the_signal_of_its_c
         assert first["save_every_s"] == every_s
     assert asked["stop"]["reason"] == "signal SIGTERM"
     assert node_job.steps_committed() == [7]
+
+
+TOLD = """
+import json, os, pathlib, time
+told = pathlib.Path(os.environ["FAILOVER_EFFICIENCY_FILE"])
+told.with_suffix(".new").write_text(json.dumps({"rule": "none", "advice": "nothing to change", "loader_wait": 0.01}))
+told.with_suffix(".new").replace(told)
+print("step 3", flush=True)
+"""
+
+
+def test_what_the_command_says_of_its_efficiency_is_in_the_heartbeat(node_job: Any) -> None:
+    node = node_job.start(1, node_job.script(TOLD), steps=3)
+    assert node.wait(40) == 0
+    assert node.heartbeat()["efficiency"] == {"rule": "none", "advice": "nothing to change", "loader_wait": 0.01}

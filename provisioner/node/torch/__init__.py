@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from provisioner.node.torch.autobatch import AutoBatch
+    from provisioner.node.torch.efficiency import advising
     from provisioner.node.torch.foreign import ForeignMemory
     from provisioner.node.torch.loaders import resumable
     from provisioner.node.torch.moments import Stopped
@@ -23,6 +24,7 @@ else:  # for type checkers a name that is not above is a mistake
         "Checkpointing": "saving",
         "ForeignMemory": "foreign",
         "Stopped": "moments",
+        "advising": "efficiency",
         "checkpointing": "saving",
         "resumable": "loaders",
     }
@@ -40,4 +42,4 @@ else:  # for type checkers a name that is not above is a mistake
         return __all__
 
 
-__all__ = ["AutoBatch", "Checkpointing", "ForeignMemory", "Stopped", "checkpointing", "resumable"]
+__all__ = ["AutoBatch", "Checkpointing", "ForeignMemory", "Stopped", "advising", "checkpointing", "resumable"]

@@ -16,6 +16,7 @@ from accelerate.utils import send_to_device
 
 from provisioner.node.torch import files
 from provisioner.node.torch.batches import Batches
+from provisioner.node.torch.efficiency import Advising
 from provisioner.node.torch.foreign import ForeignMemory
 from provisioner.node.torch.loaders import resumable
 from provisioner.node.torch.moments import Moments
@@ -69,6 +70,7 @@ class Accelerated:
         keep: int,
         surroundings: Surroundings,
         watch: ForeignMemory | None,
+        advise: bool,
     ) -> None:
         """Take what is prepared; nothing is read before ``with``."""
         self.done = 0
@@ -76,6 +78,8 @@ class Accelerated:
         self._accelerator = accelerator
         self._places = resumable(loader)
         self.batches = Placed(self._places, accelerator.device)
+        about = self._places
+        self._advising = Advising(self.batches, about=about, surroundings=surroundings) if advise else None
         self._keep = keep
         self._around = surroundings
         self._moments = Moments(every_s, surroundings, watch=watch)
@@ -92,11 +96,15 @@ class Accelerated:
             self._moments.saved_step = self.done
             self._moments.say(f"going on after step {self.done} ({newest})")
         self._moments.listen()
+        if self._advising is not None:
+            self._advising.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._advising is not None:
+            self._advising.close()
         try:
             if kind is None:
                 if self._moments.saved_step != self.done:
@@ -160,6 +168,7 @@ def checkpointing(
     keep: int = 2,
     surroundings: Surroundings | None = None,
     watch: ForeignMemory | None = None,
+    advise: bool = True,
 ) -> Accelerated:
     """Make a loop with Accelerate that goes on where it was, on whichever machine.
 
@@ -175,10 +184,12 @@ def checkpointing(
                     run.step(loss=loss)
 
     The loader is not prepared: ``run.batches`` shares it out among the processes, and moves batches to the device.
-    ``every_s``, ``keep`` and ``watch`` are those of :func:`provisioner.node.torch.checkpointing`.
+    ``every_s``, ``keep``, ``watch`` and ``advise`` are those of :func:`provisioner.node.torch.checkpointing`.
     """
     around = surroundings or Surroundings()
-    return Accelerated(accelerator, dataloader, every_s=every_s, keep=keep, surroundings=around, watch=watch)
+    return Accelerated(
+        accelerator, dataloader, every_s=every_s, keep=keep, surroundings=around, watch=watch, advise=advise
+    )
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:

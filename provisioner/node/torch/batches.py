@@ -43,6 +43,11 @@ class Batches(Generic[B]):
             self._seekable: DataLoader[Any] = _rebuilt(loader, self._fetch, self._plan)
 
     @property
+    def loader(self) -> Iterable[B]:
+        """Return the loader that is behind it."""
+        return self._loader
+
+    @property
     def sampler(self) -> Batches[B]:
         """Return itself: trainers tell a loader's sampler the epoch."""
         return self

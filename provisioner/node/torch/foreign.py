@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import threading
@@ -13,6 +12,7 @@ from typing import Any, Callable
 import torch
 
 from provisioner.node.card_memory import FOREIGN_FACTOR, Neighbours, family
+from provisioner.node.torch import cards
 
 
 class ForeignMemory:
@@ -34,7 +34,7 @@ class ForeignMemory:
         factor: float = FOREIGN_FACTOR,
         window_s: float = 10.0,
         every_s: float = 2.0,
-        nvml: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
+        nvml: Callable[[], Any] = cards.load,
         own: Callable[[], set[int]] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -56,8 +56,7 @@ class ForeignMemory:
     def start(self) -> None:
         """Begin to look; a second time is none."""
         if self._closing is None:
-            if torch.cuda.is_available():
-                self._device = torch.cuda.current_device()  # each thread has its own
+            self._device = cards.device()  # each thread has its own
             closing = self._closing = threading.Event()
             threading.Thread(target=self._run, args=(closing,), name="foreign-memory", daemon=True).start()
 
@@ -92,10 +91,10 @@ class ForeignMemory:
     def _open(self) -> None:
         nvml = self._load()
         nvml.nvmlInit()
-        here, cards = _uuid(self._device), []
+        here, found = cards.uuid_of(self._device), []
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            is_ours = bool(here) and _text(nvml.nvmlDeviceGetUUID(handle)) == here
+            is_ours = bool(here) and cards.is_alone() and cards.name(nvml, handle) == here
             card = Neighbours(
                 nvml,
                 handle,
@@ -105,8 +104,8 @@ class ForeignMemory:
                 own_bytes=partial(torch.cuda.memory_reserved, self._device) if is_ours else None,
                 monotonic=self._monotonic,
             )
-            cards.append((index, card))
-        self._nvml, self._cards = nvml, cards
+            found.append((index, card))
+        self._nvml, self._cards = nvml, found
 
     def _run(self, closing: threading.Event) -> None:
         while not closing.is_set():
@@ -125,15 +124,3 @@ def _own() -> set[int]:
     if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() > 1:
         leaders.add(os.getpgid(os.getppid()))
     return family(*leaders)
-
-
-def _uuid(device: int | None) -> str:
-    """Return the name by which NVML knows a card; empty where torch does not tell, or several processes share it."""
-    if device is None or int(os.environ.get("LOCAL_WORLD_SIZE") or 1) > torch.cuda.device_count():
-        return ""
-    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    return "" if uuid is None else f"GPU-{uuid}"
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

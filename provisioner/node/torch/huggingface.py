@@ -13,6 +13,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from provisioner.node.torch import files
+from provisioner.node.torch.efficiency import Advising
 from provisioner.node.torch.foreign import ForeignMemory
 from provisioner.node.torch.moments import Moments
 from provisioner.node.torch.ranks import NOTHING, STOP
@@ -33,7 +34,7 @@ class FailoverCallback(TrainerCallback):  # type: ignore[misc]
         trainer.train(resume_from_checkpoint=failover.restored)
 
     Checkpoints are Trainer's own. Each also appears in ``FAILOVER_CHECKPOINT_DIR``, by hard links. ``every_s``,
-    ``keep`` and ``watch`` are those of :func:`provisioner.node.torch.checkpointing`.
+    ``keep``, ``watch`` and ``advise`` are those of :func:`provisioner.node.torch.checkpointing`.
     """
 
     def __init__(
@@ -43,9 +44,12 @@ class FailoverCallback(TrainerCallback):  # type: ignore[misc]
         keep: int = 2,
         surroundings: Surroundings | None = None,
         watch: ForeignMemory | None = None,
+        advise: bool = True,
     ) -> None:
         """Nothing is read before ``restored`` is asked for."""
         self._watch = watch
+        self._advise = advise
+        self._advising: Advising | None = None
         self._every_s = every_s
         self._keep = keep
         self._around = surroundings or Surroundings()
@@ -70,6 +74,9 @@ class FailoverCallback(TrainerCallback):  # type: ignore[misc]
         self._moments.listen()
         loader = more.get("train_dataloader")
         shield(getattr(loader, "base_dataloader", loader))
+        if self._advise and loader is not None:
+            self._advising = Advising(loader, surroundings=self._around)
+            self._advising.start()
         if state.global_step:
             self._moments.saved_step = state.global_step
             self._moments.say(f"going on after step {state.global_step}")
@@ -99,10 +106,12 @@ class FailoverCallback(TrainerCallback):  # type: ignore[misc]
         moments.saved(state.global_step, began)
         wanted, self._wanted, self._is_ours = self._wanted, NOTHING, False
         if wanted == STOP:
+            self._close_advising()
             raise moments.stop(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: ARG002
         """Give the signals back."""
+        self._close_advising()
         if self._moments is not None:
             self._moments.ranks.close()
             self._moments.leave_signals()
@@ -119,6 +128,11 @@ class FailoverCallback(TrainerCallback):  # type: ignore[misc]
         if moments.ranks.rank == 0:  # what an earlier run left half written may share its files with what was published
             files.remove(_saved(args, state))
         moments.ranks.wait()
+
+    def _close_advising(self) -> None:
+        if self._advising is not None:
+            self._advising.close()
+            self._advising = None
 
     def _publish(self, saved: Path, state: Any) -> None:
         folder = self._around.checkpoints

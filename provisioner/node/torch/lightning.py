@@ -11,6 +11,7 @@ import sys
 from typing import Any, Callable
 
 from provisioner.node.torch import files, randomness
+from provisioner.node.torch.efficiency import Advising
 from provisioner.node.torch.foreign import ForeignMemory
 from provisioner.node.torch.moments import COME_AGAIN, Moments, Stopped
 from provisioner.node.torch.ranks import NOTHING, STOP
@@ -37,8 +38,8 @@ class FailoverCallback(_callback()):  # type: ignore[misc]
         trainer = Trainer(callbacks=[failover], ...)
         trainer.fit(model, resumable(loader), ckpt_path=failover.restored)
 
-    Checkpoints are Lightning's own, with the random generators of all processes. ``every_s``, ``keep`` and
-    ``watch`` are those of :func:`provisioner.node.torch.checkpointing`.
+    Checkpoints are Lightning's own, with the random generators of all processes. ``every_s``, ``keep``,
+    ``watch`` and ``advise`` are those of :func:`provisioner.node.torch.checkpointing`.
     """
 
     def __init__(
@@ -48,9 +49,12 @@ class FailoverCallback(_callback()):  # type: ignore[misc]
         keep: int = 2,
         surroundings: Surroundings | None = None,
         watch: ForeignMemory | None = None,
+        advise: bool = True,
     ) -> None:
         """Nothing is read before ``restored`` is asked for."""
         self._watch = watch
+        self._advise = advise
+        self._advising: Advising | None = None
         self._every_s = every_s
         self._keep = keep
         self._around = surroundings or Surroundings()
@@ -90,6 +94,10 @@ class FailoverCallback(_callback()):  # type: ignore[misc]
             return
         for loader in _several(trainer.val_dataloaders):
             shield(loader)
+        loader = trainer.train_dataloader
+        if self._advise and not isinstance(loader, (list, tuple, dict)):
+            self._advising = Advising(loader, surroundings=self._around)
+            self._advising.start()
         rank = self._moments.ranks.rank
         if rank < len(self._restored_random):
             randomness.restore(self._restored_random[rank])
@@ -189,6 +197,9 @@ class FailoverCallback(_callback()):  # type: ignore[misc]
         moments.saved(step, began)
 
     def _unhook(self, pl_module: Any) -> None:
+        if self._advising is not None:
+            self._advising.close()
+            self._advising = None
         if self._hook is not None:
             vars(pl_module).pop("on_train_batch_end", None)
             self._hook = None

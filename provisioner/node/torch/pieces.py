@@ -15,6 +15,11 @@ def length(batch: Any) -> int:
     raise ValueError("the batch holds no tensor with a first dimension to split it by")
 
 
+def nbytes(batch: Any) -> int:
+    """Return the bytes of a batch's tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(batch))
+
+
 def cut(batch: Any, begin: int, end: int) -> Any:
     """Return the samples from ``begin`` to ``end``. What has another first dimension is left whole."""
     whole = length(batch)

@@ -12,6 +12,7 @@ import torch
 
 from provisioner.node.torch import folder, randomness
 from provisioner.node.torch.batches import Batches, run_seed
+from provisioner.node.torch.efficiency import Advising
 from provisioner.node.torch.foreign import ForeignMemory
 from provisioner.node.torch.moments import Moments
 from provisioner.node.torch.ranks import NOTHING, STOP
@@ -37,11 +38,13 @@ class Checkpointing:
         surroundings: Surroundings,
         monotonic: Callable[[], float],
         watch: ForeignMemory | None,
+        advise: bool,
     ) -> None:
         """Take the parts; nothing is read before ``with``."""
         self.done = 0
         self.restored = False
         self.batches: Batches[Any] = Batches(() if loader is None else loader, run_seed())
+        self._advising = Advising(self.batches, surroundings=surroundings) if advise and loader is not None else None
         self._parts = parts
         self._rng = rng
         self._keep = keep
@@ -60,11 +63,15 @@ class Checkpointing:
     def __enter__(self) -> Checkpointing:  # noqa: PYI034 - typing.Self is not in Python 3.9
         self._restore()
         self._moments.listen()
+        if self._advising is not None:
+            self._advising.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._advising is not None:
+            self._advising.close()
         try:
             if kind is None and self._moments.saved_step != self.done:
                 self.save()
@@ -147,6 +154,7 @@ def checkpointing(
     surroundings: Surroundings | None = None,
     monotonic: Callable[[], float] = time.monotonic,
     watch: ForeignMemory | None = None,
+    advise: bool = True,
 ) -> Checkpointing:
     """Make a training loop that goes on where it was, on whichever machine.
 
@@ -163,7 +171,8 @@ def checkpointing(
     every ten minutes), when the machine has to go, and at the end. Checkpoints appear in ``FAILOVER_CHECKPOINT_DIR``
     (alone: ``checkpoints``), of which the ``keep`` newest stay. ``also`` names more objects with ``state_dict`` and
     ``load_state_dict``, an average of the weights for example. ``rng`` keeps the random generators of every process.
-    ``watch`` also saves and leaves when others take the card's memory.
+    ``watch`` also saves and leaves when others take the card's memory. ``advise`` says how long the training waits for
+    its loader, and what to change.
 
     Under torch.distributed every process calls it, after the group was made; the first one writes.
 
@@ -183,6 +192,7 @@ def checkpointing(
         surroundings=surroundings or Surroundings(),
         monotonic=monotonic,
         watch=watch,
+        advise=advise,
     )
 
 

@@ -61,12 +61,19 @@ class Surroundings:
 
     def report(self, step: int, save_s: float | None) -> None:
         """Tell the node the step, and what the last save cost the training in seconds."""
-        target = self._environ.get("FAILOVER_STATUS_FILE")
-        if not target:
-            return
         status: dict[str, object] = {"step": step}
         if save_s is not None:
             status["save_s"] = round(save_s, 4)
+        self._write("FAILOVER_STATUS_FILE", status)
+
+    def report_efficiency(self, numbers: Mapping[str, object]) -> None:
+        """Tell the node how well the machine is used, and what to change: docs/node.md."""
+        self._write("FAILOVER_EFFICIENCY_FILE", numbers)
+
+    def _write(self, name: str, status: Mapping[str, object]) -> None:
+        target = self._environ.get(name)
+        if not target:
+            return
         try:
             handle, draft = tempfile.mkstemp(dir=Path(target).parent, prefix=".status-")
             with os.fdopen(handle, "w", encoding="ascii") as file:
