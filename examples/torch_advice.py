@@ -2,7 +2,7 @@
 
     python examples/torch_advice.py
 
-A sample takes 3 ms to come, as from a disk in the network. `advising` is all that gpu-failover adds.
+A sample takes 20 ms to come, as from a disk in the network. `advising` is all that gpu-failover adds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Distant(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 def train(samples: int, seconds: float, **ways: Any) -> tuple[float, dict[str, Any]]:
     """Train for one epoch. Return the share of the time that was waited for the loader, and what to change."""
-    loader: Any = DataLoader(Distant(samples, seconds), batch_size=8, **ways)
+    loader: Any = DataLoader(Distant(samples, seconds), batch_size=2, **ways)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.AdamW(model.parameters())
     advice = advising(loader, every_s=1.0)
@@ -48,7 +48,7 @@ def train(samples: int, seconds: float, **ways: Any) -> tuple[float, dict[str, A
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            time.sleep(0.02)  # a larger model
+            time.sleep(0.05)  # a larger model
     if advice.seen is None or advice.last is None:
         raise SystemExit("too few batches to say anything: give more --samples")
     return advice.seen.wait, advice.last.change
@@ -57,8 +57,8 @@ def train(samples: int, seconds: float, **ways: Any) -> tuple[float, dict[str, A
 def main() -> None:
     """Train, change, train."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--samples", type=int, default=640)
-    parser.add_argument("--sample-seconds", type=float, default=0.003, help="how long a sample takes to come")
+    parser.add_argument("--samples", type=int, default=160)
+    parser.add_argument("--sample-seconds", type=float, default=0.02, help="how long a sample takes to come")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     before, change = train(arguments.samples, arguments.sample_seconds)

@@ -14,7 +14,7 @@ from tests.torch_scripts import PYTHON, ROOT, needs_torch, run, start
 pytestmark = needs_torch
 ENVIRON = {"PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
 
-# A batch takes 24 ms to load where the set is slow, and is trained for 20 ms.
+# A batch takes 40 ms to load where the set is slow, and is trained for 50 ms.
 REAL = """
 import time
 import torch
@@ -27,7 +27,7 @@ class Samples(Dataset):
     def __init__(self, seconds):
         self.seconds = seconds
     def __len__(self):
-        return 480
+        return 120
     def __getitem__(self, index):
         if self.seconds:
             time.sleep(self.seconds)
@@ -35,24 +35,24 @@ class Samples(Dataset):
 
 def train(seconds, **ways):
     lines = []
-    loader = DataLoader(Samples(seconds), batch_size=8, **{"num_workers": 0, **ways})
+    loader = DataLoader(Samples(seconds), batch_size=2, **{"num_workers": 0, **ways})
     watched = advising(loader, every_s=0.5, say=lines.append, meter=Meter(host=Host(affinity=8)))
     with watched as same:
         assert same is loader and isinstance(loader, DataLoader)
         for _ in loader:
-            time.sleep(0.02)
+            time.sleep(0.05)
     assert type(loader) is DataLoader
     return watched, lines
 
-slow, lines = train(0.003)
+slow, lines = train(0.02)
 print(lines)
 assert slow.last.rule == "workers", lines
 assert lines[0].startswith("efficiency after ") and lines[-1].startswith("efficiency at the end: "), lines
 assert len(lines) == 2, lines                    # nothing has changed in between
-assert 0.4 < slow.seen.wait < 0.75, slow.seen
-unheeded, _ = train(0.003)
-assert unheeded.seen.wait > 0.4, unheeded.seen
-heeded, _ = train(0.003, **slow.last.change)
+assert 0.35 < slow.seen.wait < 0.75, slow.seen
+unheeded, _ = train(0.02)
+assert unheeded.seen.wait > 0.35, unheeded.seen
+heeded, _ = train(0.02, **slow.last.change)
 print(slow.last.change, slow.seen.wait, heeded.seen.wait)
 assert heeded.seen.wait < slow.seen.wait / 2, heeded.seen
 fast, lines = train(0)
@@ -123,7 +123,7 @@ assert Path("on.txt").read_text() == Path("off.txt").read_text()
 
 
 def test_the_example_waits_less_once_it_has_followed_the_advice(tmp_path):
-    command = [str(PYTHON), str(ROOT / "examples" / "torch_advice.py"), "--samples", "480"]
+    command = [str(PYTHON), str(ROOT / "examples" / "torch_advice.py"), "--samples", "120"]
     output = start(command, tmp_path / "c").communicate(timeout=60)[0]
     before, after = (int(share) for share in re.findall(r"^waited (\d+)%", output, re.MULTILINE))
     assert "{'num_workers': " in output, output

@@ -118,8 +118,9 @@ def _loading(seen: Measured) -> Counsel | None:
         return Counsel("disk", f"{text}: bring the data by `data:`, which keeps it on the machine's own disk")
     workers, most = seen.loader.workers, max(1, math.floor(seen.cores))
     if (workers or 0) >= most and seen.cores_used < 0.5 * seen.cores:
-        text = f"{waits}, whose {workers} workers leave the cores idle: they wait for where the data comes from"
-        return Counsel("source", f"{text}; bring it by `data:`, which keeps it on the machine's own disk")
+        text = f"{waits}, whose {workers} workers use {seen.cores_used:.1f} of {seen.cores:g} cores"
+        text += ": they wait for where the data comes from, or for what else runs here"
+        return Counsel("source", f"{text}; `data:` brings it to the machine's own disk")
     if (workers or 0) >= most or seen.cores_used >= SATURATED * seen.cores:
         text = f"{waits}, and cores are the limit: {seen.cores_used:.1f} of {seen.cores:g} usable ones are at work"
         more = f" with {workers} workers" if workers else ""
