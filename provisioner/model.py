@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 
 class Market(StrEnum):
@@ -180,7 +180,7 @@ class Node:
     epoch: int
     token: str
     claimed_at: float
-    """Unix time of the claim's answer, in seconds."""
+    """Since when it is ours, Unix time: when its cloud launched it, else when the claim was answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +196,15 @@ class Owned:
     epoch: int | None = None
     token: str = ""
     price_per_hour: Money | None = None
+
+
+LEAST_BILLED_S: Final = {"aws": 60.0, "gcp": 60.0}
+"""The shortest time that a cloud bills, in seconds; after it each second counts.
+
+EC2: one minute of a Linux machine, then seconds (API reference, StartInstances). Compute Engine: one minute, then
+seconds (cloud.google.com/compute/all-pricing). AutoDL: each second from power-on to power-off (its help pages); a
+minimum is not known.
+"""
 
 
 def unpickle(record: Any, state: Sequence[object]) -> None:

@@ -1,34 +1,25 @@
 """What a machine costs: price times time, billed as its cloud does. The one sum for the report, the limits and the CLI.
 
-A machine counts from the answer to its claim to its confirmed release. Clouds begin a little later and end a little
-earlier, so this is an upper bound by seconds.
+A machine counts from its launch, as its cloud tells it, to its confirmed release. Clouds begin a little later and end a
+little earlier, so this is an upper bound by seconds.
 """
 
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Final
 
-from provisioner.model import Money
-
-LEAST_S: Final = {"aws": 60.0, "gcp": 60.0}
-"""The shortest time that a cloud bills, in seconds; after it each second counts.
-
-EC2: one minute of a Linux machine, then seconds (API reference, StartInstances). Compute Engine: one minute, then
-seconds (cloud.google.com/compute/all-pricing). AutoDL: each second from power-on to power-off (its help pages); a
-minimum is not known.
-"""
+from provisioner.model import LEAST_BILLED_S, Money
 
 
 def seconds_in(cloud: str, begun: float, ended: float, since: float, until: float) -> float:
     """Return how much of a machine's billed time lies between two moments, in seconds; all moments are Unix time."""
-    billed_to = max(begun + LEAST_S.get(cloud, 0.0), ended)
+    billed_to = max(begun + LEAST_BILLED_S.get(cloud, 0.0), ended)
     return max(0.0, min(billed_to, until) - max(begun, since))
 
 
 def charge(cloud: str, price: Money, seconds: float) -> Decimal:
     """Return what a machine costs that was ours for so long, in the currency of its price an hour."""
-    return price.amount * Decimal(str(max(LEAST_S.get(cloud, 0.0), seconds))) / 3600
+    return price.amount * Decimal(str(max(LEAST_BILLED_S.get(cloud, 0.0), seconds))) / 3600
 
 
 def convert(money: Money, currency: str, usd_cny: Decimal) -> Decimal:

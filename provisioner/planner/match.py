@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 
 from provisioner import catalog
-from provisioner.model import Market, Money, Offer
+from provisioner.model import LEAST_BILLED_S, Market, Money, Offer
 from provisioner.planner.blocks import Block
 from provisioner.planner.expected import Expected, Way, priced, spot_guess, way
 from provisioner.planner.memory import FailureMemory
@@ -201,6 +202,11 @@ class Matcher:
         if one.at_most is None:
             key = "policy.budget" if left is not None else "policy.budget_per_day"
             return f"nothing bounds its price, so {key} cannot be kept; set max_price"
+        least_s = LEAST_BILLED_S.get(one.offer.cloud, 0.0)
+        least = self.terms.usd(one.at_most) * Decimal(str(least_s)) / 3600
+        if left is not None and least > self.terms.usd(left):
+            bills = f"{one.offer.cloud} bills {least_s:.0f} s at least, {least:.4f} USD at {one.at_most} an hour"
+            return f"{bills}, and policy.budget leaves {left}"
         if left is None or not self.terms.work.known:
             return ""
         price, place = one.price, ""

@@ -235,6 +235,18 @@ def test_what_has_no_price_here_is_passed_over_when_at_the_known_regions_price_t
     assert held("0.4", ceiling=None, budget=Money(Decimal("2.4"), "USD")).ranked
 
 
+@pytest.mark.parametrize(("left", "begun"), [("0.01", False), ("0.02", True)])
+def test_no_machine_is_begun_whose_least_charge_the_budget_does_not_bear(left, begun):
+    """AWS bills a minute at least: of 1 USD an hour 0.0167 USD. How long the job takes is not known."""
+    terms = Terms(work=Work(), budget_left=Money(Decimal(left), "USD"))
+    plan = rank([Block("b", "aws")], [offer()], memory=FailureMemory(), now=0, terms=terms)
+    assert bool(plan.ranked) is begun
+    words = "aws bills 60 s at least, 0.0167 USD at 1 USD an hour, and policy.budget leaves 0.01 USD"
+    assert [(one.reason, one.over_budget) for one in plan.passed_over] == ([] if begun else [(words, True)])
+    autodl = rank([Block("b", "autodl")], [offer(cloud="autodl")], memory=FailureMemory(), now=0, terms=terms)
+    assert autodl.ranked, "of AutoDL no minimum is known"
+
+
 def test_zones_of_one_type_keep_their_own_times_in_what_is_said():
     calm, rough = (offer(f"us-east-1{letter}", market=Market.SPOT, price="0.2") for letter in "ab")
     seen = {pool(calm): Seen(94, 0), pool(rough): Seen(2, 4)}
