@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from provisioner.controller.records import Choice, Claimed, Published, Surplus
 from provisioner.controller.refusals import as_failure
+from provisioner.controller.strays import asked_at
 from provisioner.errors import CloudError
 from provisioner.model import Failure, FailureKind, Node, Offer, Scope, claim_token
 
@@ -75,7 +76,8 @@ class WorldCourse:
                 token = _whole(thing.token, by_token)
                 if thing.kind == "machine" and token:
                     offer, now = by_token[token].offer, self._world.now()
-                    node = Node(thing.id, offer, self._world.job, self._epoch, token, now)
+                    since = asked_at(self._world.directory, self._epoch, token) or now
+                    node = Node(thing.id, offer, self._world.job, self._epoch, token, min(since, now))
                     found[token] = Claimed(offer, now, node, None, by_token[token].at_most)
         gone = (self._went_back(token, choice) for token, choice in by_token.items() if token not in found)
         return [*found.values(), *(one for one in gone if one is not None)]

@@ -42,13 +42,13 @@ from provisioner.controller.refusals import Refusals, as_failure, words
 from provisioner.controller.standing import beyond_budget, standing
 from provisioner.controller.start_failures import driver_failure
 from provisioner.controller.stores import place, stores
-from provisioner.controller.strays import release_all, release_strays
+from provisioner.controller.strays import billed_since, release_all, release_strays
 from provisioner.controller.view import PlacementView
 from provisioner.controller.warnings import Warnings
 from provisioner.controller.watch import Watch
 from provisioner.controller.wayhome import WayHome
 from provisioner.errors import CloudError, Unauthorized, advised
-from provisioner.model import Ending, Failure, FailureKind, JobRef, Launch, Node, Offer
+from provisioner.model import Ending, Failure, FailureKind, JobRef, Launch, Node, Offer, claim_token
 from provisioner.planner import Place
 from provisioner.telemetry.events import EventLog
 
@@ -229,8 +229,8 @@ class World:
         offer = choice.offer
         if self.take_down.is_set():
             return Claimed(offer, self.now(), None, None, choice.at_most, TAKEN_DOWN)
-        cloud = self.cloud(offer.cloud)
-        self.events.emit("claim", epoch=epoch, offer=offer.key, price=price_words(choice))
+        cloud, asked, token = self.cloud(offer.cloud), self.now(), claim_token(self.job, epoch, offer, attempt)
+        self.events.emit("claim", epoch=epoch, offer=offer.key, price=price_words(choice), token=token)
         launch: Launch | None = None
         try:
             cloud.prepare(offer.region)
@@ -245,7 +245,7 @@ class World:
             said = f": {text}" if (text := words(answer)) else ""
             self.events.emit("refused", epoch=epoch, offer=offer.key, failure=answer.kind, code=answer.code, words=said)
             return Claimed(offer, self.now(), None, answer, choice.at_most)
-        answer = self.ledger.ours_since(answer)
+        answer = billed_since(self, answer, asked)
         self.events.emit("claimed", epoch=epoch, offer=offer.key, node=answer.id)
         self.ledger.machine(bill_of(answer, choice, self.config.policy.ttl))
         return Claimed(offer, self.now(), answer, None, choice.at_most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from provisioner.clouds.base import Cloud
@@ -15,6 +16,8 @@ from provisioner.telemetry import events
 if TYPE_CHECKING:
     from provisioner.controller.effects import World
 
+CLOCKS_S = 2.0
+"""A cloud tells whole seconds, and its clock and ours differ by as much, in seconds."""
 ALIVE_S = 60.0
 """A machine whose last heartbeat is younger than this trains, whatever ``lost_after`` says, in seconds."""
 
@@ -26,7 +29,7 @@ def release_strays(world: World, name: str) -> None:
             refuse_if_training(world, thing)
             world.events.emit("stray", cloud=name, id=thing.id, epoch=thing.epoch)
             world.cloud(name).release(_as_node(thing, world.job))
-            world.ledger.removed(thing, asked_at(world.directory, thing.epoch), world.now())
+            world.ledger.removed(thing, asked_at(world.directory, thing.epoch, thing.token), world.now())
 
 
 def refuse_if_training(world: World, thing: Owned) -> None:
@@ -51,24 +54,40 @@ def release_all(world: World, cloud: Cloud) -> bool:
         if thing.kind == "machine":
             try:
                 cloud.release(_as_node(thing, world.job))
-                world.ledger.removed(thing, asked_at(world.directory, thing.epoch), world.now())
+                world.ledger.removed(thing, asked_at(world.directory, thing.epoch, thing.token), world.now())
             except CloudError as error:
                 failed += 1
                 world.events.emit("release_failed", node=thing.id, problem=str(error))
     return not failed
 
 
-def asked_at(directory: JobDirectory, epoch: int | None) -> float | None:
-    """Return when the first machine of an epoch was asked for, Unix time; None where none was, by our own events.
+def asked_at(directory: JobDirectory, epoch: int | None, token: str = "") -> float | None:
+    """Return when a machine was first asked for, Unix time; None where none was, by our own events.
 
-    A later run may have begun the epoch anew (``--fresh``): then the newest one's counts.
+    It is known by its token, which its cloud may have shortened; else the first one of its epoch counts. A later run
+    may have begun the epoch anew (``--fresh``): then the newest one's.
     """
-    found, begun = None, False
+    found, begun, of_token = None, False, None
     for event in events.read(directory.path / "events.jsonl"):
         begun = begun or event["kind"] == "begin"
         if event["kind"] == "claim" and event.get("epoch") == epoch and (begun or found is None):
             found, begun = float(event["time"]), False
-    return found
+        if event["kind"] == "claim" and of_token is None and token and str(event.get("token")).startswith(token):
+            of_token = float(event["time"])
+    return found if of_token is None else of_token
+
+
+def billed_since(world: World, node: Node, asked: float) -> Node:
+    """Return a machine that was claimed with the time since when its cloud bills it, by our own clock.
+
+    ``asked`` is when this claim began. One that is made again after a crash gives a machine that was launched before;
+    not before it was first asked for, whatever the clock of its cloud says.
+    """
+    since = node.claimed_at
+    if since < asked - CLOCKS_S:
+        first = asked_at(world.directory, node.epoch, node.token)
+        since = max(since, asked if first is None else first)
+    return world.ledger.ours_since(replace(node, claimed_at=min(since, world.now())))
 
 
 def _as_node(thing: Owned, job: JobRef) -> Node:

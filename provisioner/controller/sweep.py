@@ -198,7 +198,7 @@ class Sweep:
             one.ended = self._now()
             one.removed = one.kind == MACHINE  # it has the cloud's word already
             if one.removed and (job := self._known.of(tagged.uid)) is not None:
-                since = tagged.since or asked_at(job.directory, tagged.thing.epoch)
+                since = tagged.since or asked_at(job.directory, tagged.thing.epoch, tagged.thing.token)
                 Ledger(job.directory.path).removed(tagged.thing, since, one.ended)
 
     @contextmanager

@@ -204,6 +204,16 @@ def test_a_claim_that_is_repeated_after_a_crash_finds_its_machine(mode):
 
 
 @MODES
+def test_a_claim_that_is_made_again_an_hour_later_tells_when_the_machine_was_made(mode):
+    setting = Setting(mode)
+    begun, first = setting.now, setting.claim()
+    setting.sleep(3600)
+    again = setting.open().claim(first.offer, LAUNCH)
+    assert first.claimed_at == begun
+    assert again.claimed_at == pytest.approx(begun, abs=1)
+
+
+@MODES
 def test_two_tokens_are_two_machines(mode):
     setting = Setting(mode)
     assert setting.claim().id != setting.claim(replace(LAUNCH, token="f" * 32)).id

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from provisioner.controller.ledger import bills
 from provisioner.controller.records import Choice, Published
 from provisioner.errors import CloudError, Unauthorized, Unreachable
-from provisioner.model import Failure, FailureKind, Gpu, Launch, Market, Node, Offer, Owned, Scope
-from tests.sweeps import aws, world
+from provisioner.model import Failure, FailureKind, Gpu, Launch, Market, Money, Node, Offer, Owned, Scope, claim_token
+from tests.sweeps import JOB, aws, world
 
 OFFER = Offer("aws", "us-east-1", "us-east-1a", "g4dn.xlarge", Gpu("T4", 1, 16), Market.SPOT, None)
 NOTHING = Failure(FailureKind.NO_CAPACITY, Scope.OFFER, "NoCapacity", "none", "", 60.0)
@@ -63,3 +66,27 @@ class Stuck:
 def test_a_machine_that_does_not_go_keeps_no_other_and_is_named(tmp_path: Path) -> None:
     made: Any = world({"aws": Stuck()}, aws(regions=["us-east-1"]), tmp_path)
     assert made.finish().leaked == ("aws/us-east-1/machine/i-stuck",)
+
+
+@pytest.mark.parametrize(
+    ("launched", "counted"),
+    [(1003.0, 1003.0), (400.0, 1000.0), (9000.0, 4600.0)],
+    ids=["its cloud tells", "its cloud's clock is behind", "its cloud's clock is ahead"],
+)
+def test_a_claim_that_was_killed_before_its_line_counts_from_the_clouds_own_launch(
+    tmp_path: Path, launched: float, counted: float
+) -> None:
+    token = claim_token(JOB, 2, OFFER, 7)
+
+    class Again(Room):
+        def claim(self, offer: Offer, launch: Launch) -> Node:
+            return Node("i-1", offer, launch.job, launch.epoch, launch.token, launched)
+
+    made: Any = world({"aws": Again(NOTHING)}, aws(regions=["us-east-1"]), tmp_path)
+    claims = [{"time": 500, "kind": "claim", "epoch": 2}, {"time": 1000, "kind": "claim", "epoch": 2, "token": token}]
+    (made.directory.path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in claims))
+    made.now = lambda: 4600.0
+    claimed = made.claim(Choice(OFFER, Money(Decimal(1), "USD"), ""), 2, 7, Published((), None))
+    assert claimed.node.claimed_at == counted
+    (bill,) = bills(made.directory.path)
+    assert (bill.begun, bill.cost(4600.0)) == (counted, max(60, 4600 - int(counted)) / Decimal(3600))

@@ -131,10 +131,13 @@ class AutodlCloud:
     def claim(self, offer: Offer, launch: Launch) -> Node | Failure:
         """Get the machine, or say why not. One name per token: what carries it is found before anything is made."""
         name = machine_name(launch)
-        machines = self._chosen
+        machines, since = self._chosen, self._wall()
         try:
             machine = machines.find(name)
-            if machine is None:
+            if machine is not None:  # a claim that is made again: it has cost money since
+                made_at = (one.since for one in machines.tagged(name) if one.thing.id == machine)
+                since = min(since, next(made_at, None) or since)
+            else:
                 made = self._too_poor(offer) or self._create(machines, name, offer, launch)
                 if isinstance(made, Failure):
                     return made
@@ -144,7 +147,7 @@ class AutodlCloud:
             return failure_of(error)
         if failure is not None:
             return failure
-        return Node(machine, offer, launch.job, launch.epoch, launch.token, self._wall())
+        return Node(machine, offer, launch.job, launch.epoch, launch.token, since)
 
     def _create(self, machines: Machines, name: str, offer: Offer, launch: Launch) -> str | Failure:
         """Make the machine. An answer that does not say what happened is followed by two looks for its name."""

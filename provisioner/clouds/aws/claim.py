@@ -83,7 +83,9 @@ class Claim:
         settled = self._settle(got)
         if isinstance(settled, Failure):
             return settled
-        return Node(str(settled["InstanceId"]), offer, launch.job, launch.epoch, launch.token, self._clock.now())
+        launched = settled.get("LaunchTime")  # of a claim that is made again long ago: it has cost money since
+        since = launched.timestamp() if launched is not None else self._clock.now()
+        return Node(str(settled["InstanceId"]), offer, launch.job, launch.epoch, launch.token, since)
 
     def _run(self, asked: Mapping[str, Any], token: str) -> dict[str, Any] | Failure:
         """Call RunInstances until it says yes or no."""

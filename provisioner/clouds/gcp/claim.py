@@ -62,7 +62,9 @@ class Claim:
         if isinstance(got, Failure):
             return got
         node_id = f"{offer.zone}/{body['name']}"
-        return Node(node_id, offer, launch.job, launch.epoch, launch.token, self._clock.now())
+        since = got.since_s if got is not None else None  # of a claim that is made again long ago
+        since = self._clock.now() if since is None else since
+        return Node(node_id, offer, launch.job, launch.epoch, launch.token, since)
 
     def _insert(self, zone: str, body: Mapping[str, Any], token: str) -> Machine | Failure | None:
         """Insert until Google says yes or no. None: it said yes, and then nothing more."""

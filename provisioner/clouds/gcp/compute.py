@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
 from provisioner.clouds.gcp import answers
@@ -32,6 +33,11 @@ class Machine:
     spot: bool = False
     since: str = ""
     """When it was last started, else made, as Google writes it."""
+
+    @property
+    def since_s(self) -> float | None:
+        """The same in Unix seconds; None where Google does not say."""
+        return unix_s(self.since)
 
     @property
     def id(self) -> str:
@@ -204,6 +210,14 @@ class Compute:
             return [(_last(place), one) for place, scoped in pages for one in getattr(scoped, key)]
 
         return self.account.call(read, self._for_s)
+
+
+def unix_s(moment: str) -> float | None:
+    """Return a moment as Google writes it in Unix seconds; None for what is none."""
+    try:
+        return datetime.fromisoformat(moment).timestamp()
+    except ValueError:
+        return None
 
 
 def _named(found: Any) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from decimal import Decimal
 from functools import partial
 from typing import Any, Final
@@ -19,7 +18,7 @@ from provisioner.clouds.clock import Clock
 from provisioner.clouds.gcp import release
 from provisioner.clouds.gcp.api import Account
 from provisioner.clouds.gcp.claim import OFF
-from provisioner.clouds.gcp.compute import Compute, Disk, Machine
+from provisioner.clouds.gcp.compute import Compute, Disk, Machine, unix_s
 from provisioner.clouds.gcp.machine import (
     LABEL_EPOCH,
     LABEL_JOB,
@@ -207,11 +206,7 @@ def _disk(disk: Disk) -> Owned:
 
 
 def _tagged(thing: Owned, labels: Mapping[str, str], since: str, place: str) -> Tagged:
-    try:
-        made = datetime.fromisoformat(since).timestamp()
-    except ValueError:
-        made = None
-    return Tagged(thing, labels.get(LABEL_UID, ""), made, place)
+    return Tagged(thing, labels.get(LABEL_UID, ""), unix_s(since), place)
 
 
 def _of_names(kind: str, region: str, names: Sequence[str], place: str) -> list[Tagged]:

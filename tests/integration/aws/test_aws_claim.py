@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -213,6 +214,15 @@ def test_a_prepared_region_is_not_prepared_again_by_the_next_controller(room: An
     changed = make_room(disk_gb=200)
     changed.cloud.prepare("us-east-1")
     assert changed.stacks["us-east-1"].runs == ["prepare"]
+
+
+def test_a_claim_that_is_made_again_an_hour_later_tells_when_the_machine_was_launched(room: Any) -> None:
+    offer, before = room.offer(), time.time()
+    first = claimed(room.cloud.claim(offer, room.launch(offer)))
+    room.cloud._clock = replace(room.cloud._clock, now=lambda: time.time() + 3600)
+    again = claimed(room.cloud.claim(offer, room.launch(offer)))
+    assert again.id == first.id
+    assert before - 1 <= again.claimed_at == first.claimed_at <= time.time()
 
 
 def test_inspect_waits_for_a_machine_that_is_not_listed_yet(room: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,14 @@ def test_a_machine_that_one_look_does_not_show_is_deleted_all_the_same(room: Any
     room.box.emulator.faults.set([{"method": "instances.get", "code": "notFound", "times": 1}])
     room.cloud.release(node)
     assert room.box.instances() == []
+
+
+def test_a_claim_that_is_made_again_an_hour_later_tells_when_the_machine_was_launched(room: Any) -> None:
+    before, first = time.time(), claim(room)
+    room.cloud._clock = replace(room.cloud._clock, now=lambda: time.time() + 3600)
+    again = claim(room)
+    assert again.id == first.id
+    assert before - 1 <= again.claimed_at == first.claimed_at <= time.time()
 
 
 def test_a_disk_that_outlives_its_machine_goes_with_it(room: Any) -> None:
