@@ -6,6 +6,7 @@ import json
 import os
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ from provisioner.cli import timeline
 from provisioner.cli.metrics import served
 from provisioner.cli.status import status
 from provisioner.controller.directory import JobDirectory, JobRecord
+from provisioner.controller.records import Begun, Claimed
+from provisioner.controller.view import PlacementView
+from provisioner.model import Gpu, JobRef, Market, Node, Offer
 from provisioner.node import efficiency
 
 ADVICE = "the GPU waits 35% of the time for the loader: num_workers 2 -> 4, pin_memory on"
@@ -64,6 +68,34 @@ def test_status_shows_the_advice_of_the_machine_that_trains(tmp_path: Path, monk
     assert row["efficiency"] == TOLD
     assert f"digits: efficiency: {ADVICE}\n" in CliRunner().invoke(status, [], standalone_mode=False).stdout
     assert timeline.line({"kind": "advised", "epoch": 1, "advice": ADVICE}) == f"epoch 1: efficiency: {ADVICE}"
+
+
+def test_the_controller_tells_an_advice_once_until_it_is_another_one():
+    told: list[tuple[str, dict[str, Any]]] = []
+    world = SimpleNamespace(
+        stores=tuple,
+        events=SimpleNamespace(emit=lambda kind, **fields: told.append((kind, fields))),
+        heard={"i-1"},
+        launcher=SimpleNamespace(store=None),
+        config=SimpleNamespace(policy=SimpleNamespace(poll=10.0, heartbeat=5.0)),
+        now=lambda: 0.0,
+    )
+    where = Offer("aws", "us-east-1", "", "g4dn.xlarge", Gpu("T4", 1, 16), Market.SPOT, None)
+    node = Node("i-1", where, JobRef("digits", "1a2b3c4d"), 1, "token", claimed_at=0.0)
+    view = PlacementView(world, Claimed(where, 0.0, node, None), Begun(0, 1), ())
+    more = {**TOLD, "advice": "the GPU waits 36%"}
+    for efficiency_told in (
+        None,
+        TOLD,
+        more,
+        {"loader_wait": 0.1},
+        more,
+        {**TOLD, "rule": "none", "advice": "nothing"},
+    ):
+        view.changed(node, {"step": 1, "efficiency": efficiency_told}, first=False, ahead_s=None)
+    advised = [fields["advice"] for kind, fields in told if kind == "advised"]
+    assert advised == [ADVICE, "the GPU waits 36%", "nothing"]
+    assert [fields["efficiency"] for kind, fields in told if kind == "heartbeat"][1] == TOLD
 
 
 def test_the_numbers_are_metrics_while_the_machine_is_there(capsys: pytest.CaptureFixture[str]):

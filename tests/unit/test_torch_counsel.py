@@ -37,6 +37,13 @@ WAITS = replace(BASE, waited_s=3.5)
         (replace(WAITS, cores=2, cores_used=0.2), "source", ["`data:`"], {}),
         (replace(WAITS, reads_per_s=80000000.0, stalled=0.5), "disk", ["reads 80 MB/s", "50%", "`data:`"], {}),
         (replace(WAITS, reads_per_s=80000000.0, stalled=0.1), "workers", [], {"num_workers": 4, "pin_memory": True}),
+        (replace(WAITS, steps=4000, loader=replace(TWO, workers=0)), "none", ["quicker (0.9 ms a batch)"], {}),
+        (
+            replace(WAITS, steps=2000, loader=replace(TWO, workers=0)),
+            "workers",
+            ["num_workers 0 -> 1"],
+            {"num_workers": 1, "pin_memory": True},
+        ),
         (replace(WAITS, loader=Loader()), "workers", ["a DataLoader with num_workers=1"], {}),
         (replace(WAITS, batch_bytes=20 * 2**20, shm=64 * 2**20), "shm", ["/dev/shm has 64 MiB", "--shm-size"], {}),
         (

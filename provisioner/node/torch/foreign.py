@@ -56,6 +56,7 @@ class ForeignMemory:
     def start(self) -> None:
         """Begin to look; a second time is none."""
         if self._closing is None:
+            self._found = self._called = ""
             self._device = cards.device()  # each thread has its own
             closing = self._closing = threading.Event()
             threading.Thread(target=self._run, args=(closing,), name="foreign-memory", daemon=True).start()
