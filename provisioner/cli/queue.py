@@ -123,12 +123,23 @@ def _tell(store: JobStore, name: str, state: str | None, wanted: str, *, as_json
         if row is None:
             raise ConfigError(f"no job {name!r} in the queue", hint="failover list shows the jobs")
         raise ConfigError(f"job {name} is {row.state}", hint="failover list shows the jobs")
+    row = store.get(name) if state != wanted else None
+    left = bool(row is not None and _left(store, [row]))
     if as_json:
-        print_json({"job": name, "state": state, "wanted": wanted})
-    elif state == wanted:
+        print_json({"job": name, "state": state, "wanted": wanted, "left": left})
+    elif row is None:
         streams.tell(f"{name}: {state}")
     else:
-        streams.tell(f"{name}: {state}, to be {wanted}: its controller sees to it, or the next one that is started")
+        streams.tell(f"{name}: {state}, to be {wanted}: {_waits_for(row, wanted, left=left)}")
+
+
+def _waits_for(row: QueuedJob, wanted: str, *, left: bool) -> str:
+    """Say who does what the operator wants of a job that runs, and what does it at once where nobody may."""
+    down = f"failover down {row.name} ends it now" if wanted == "CANCELLED" else "failover serve starts one"
+    if left:
+        why = f", and the last one could not take it up ({row.reason})" if row.reason else ""
+        return f"no controller has it{why}; the next one sees to it, within a minute of its start; {down}"
+    return f"its controller {row.controller.rpartition(':')[0]} sees to it; should that not come to an end: {down}"
 
 
 def _left(store: JobStore, rows: list[QueuedJob]) -> set[str]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from click.testing import CliRunner
 
+from provisioner.cli.command import cli
 from provisioner.config import Config, parse
 from provisioner.controller.directory import JobDirectory, JobRecord
 from provisioner.controller.ledger import bill_of
@@ -18,9 +23,9 @@ from provisioner.controller.records import Choice
 from provisioner.controller.serving.by_hand import submit
 from provisioner.controller.serving.database import Database
 from provisioner.controller.serving.guarded import guarded
-from provisioner.controller.serving.job import _within
+from provisioner.controller.serving.job import ServedJob, Serving, _within
 from provisioner.controller.serving.jobs import JobStore, QueuedJob, State, Wish
-from provisioner.controller.serving.locks import number
+from provisioner.controller.serving.locks import FileLocks, number
 from provisioner.controller.serving.seats import Seats
 from provisioner.errors import CloudError, ConfigError, LimitReached
 from provisioner.model import Failure, Gpu, JobRef, Launch, Market, Money, Node, Offer
@@ -258,3 +263,71 @@ def test_a_job_that_was_begun_by_hand_and_has_not_ended_is_not_submitted(store: 
     submit(store, file, config)
     with pytest.raises(ConfigError, match="in the queue already"):
         submit(store, file, config)
+
+
+def begun(store: JobStore, tmp_path: Path) -> JobDirectory:
+    """Put a job into the queue whose controller has died after it began, and that wants a secret."""
+    file = tmp_path / "failover.yaml"
+    content = FILE.replace(b"python, train.py]", b"python, train.py], secrets: [WANDB_KEY]")
+    content = content.replace(b"/tmp/store", str(tmp_path / "store").encode())
+    file.write_bytes(content)
+    directory = JobDirectory(store.database.root, "digits")
+    directory.create()
+    record = JobRecord("digits", "00000001", 1, open=True, config_path=str(file), started_at=1.0)
+    directory.remember(record)
+    (directory.path / "failover.1.yaml").write_bytes(content)
+    assert store.submit("digits", str(file), content)
+    assert store.take(row(store), "desk:77:dead", "1")
+    store.began("digits", "desk:77:dead", record.workflow_id)
+    return directory
+
+
+@pytest.mark.parametrize(("command", "way_out"), [("cancel", "failover down digits ends it now"), ("pause", "serve")])
+def test_what_waits_for_a_controller_says_so_at_once_and_why_the_last_one_could_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, way_out: str
+) -> None:
+    monkeypatch.setenv("FAILOVER_STATE_DIR", str(tmp_path / "state"))
+    store = JobStore(Database())
+    directory = begun(store, tmp_path)
+    store.told("digits", "desk:77:dead", "WANDB_KEY is not set")
+    told = CliRunner().invoke(cli, [command, "digits"])
+    assert told.exit_code == 0
+    assert "no controller has it, and the last one could not take it up (WANDB_KEY is not set)" in told.stderr
+    assert way_out in told.stderr
+    assert json.loads(CliRunner().invoke(cli, [command, "digits", "--json"]).stdout)["left"]
+    with directory.lock():
+        told = CliRunner().invoke(cli, [command, "digits"])
+    assert "its controller desk:77 sees to it" in told.stderr
+    store.close()
+
+
+def test_a_job_to_be_cancelled_that_no_controller_can_take_up_is_ended_by_the_next_one(tmp_path: Path) -> None:
+    """Its secret is not needed for that. Without the wish it stays as it is, and the reason stands in the queue."""
+    environ = {"FAILOVER_STATE_DIR": str(tmp_path / "state")}
+    store = JobStore(Database(environ))
+    directory, lines = begun(store, tmp_path), list[str]()
+    locks = FileLocks(store.database.root)
+
+    def served() -> ServedJob:
+        taken = row(store)
+        assert store.take(taken, "desk:88:next", "1")
+        serving: Any = Serving(
+            "desk:88:next", store, Seats(store), SimpleNamespace(), locks, environ, lines.append,  # type: ignore[arg-type]
+            lambda _, event: lines.append(str(event.get("words") or event.get("state"))),
+        )  # fmt: skip
+        job = ServedJob(taken, serving)
+        job._run()
+        return job
+
+    job = served()
+    assert (job.ended, row(store).state, job.again_s > 0) == (None, State.RUNNING, True)
+    assert "WANDB_KEY" in row(store).reason
+    store.cancel("digits", gently=True)
+    job = served()
+    assert (job.ended, row(store).state, row(store).reason) == (State.CANCELLED, State.CANCELLED, "by the operator")
+    record = directory.record()
+    assert record is not None
+    assert not record.open
+    assert "CANCELLED" in lines[-1]
+    locks.close()
+    store.close()

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,7 @@ from provisioner.controller.serving.guarded import LIMIT_CODE, guarded
 from provisioner.controller.serving.jobs import JobStore, QueuedJob, State, Wish
 from provisioner.controller.serving.locks import Locks, Lost
 from provisioner.controller.serving.seats import Seats
+from provisioner.controller.serving.unwanted import taken_down
 from provisioner.errors import CloudError, ConfigError, FailoverError, LimitReached
 from provisioner.model import Money
 
@@ -129,15 +130,32 @@ class ServedJob:
         except Lost as error:
             serving.stop(str(error))
         except NotNow as error:
-            self.again_s = AGAIN_S
-            ended = f"; failover down {name} ends it" if self._job.wish else ""
-            self._say(f"it cannot be taken up here, and stays as it is: {error}{ended}")
+            self._leave_or_end(str(error))
         except Exception as error:  # noqa: BLE001 - one job's fault is not another's
             self.again_s = AGAIN_S
             words = str(error).strip().splitlines()
             self._say(f"trying again: {type(error).__name__}: {words[0] if words else ''}")
         finally:
             self.over.set()
+
+    def _leave_or_end(self, why: str) -> None:
+        """Leave a job that cannot be taken up here as it is; end it where the operator wants that."""
+        serving, name = self._serving, self.name
+        try:
+            reason = taken_down(self._job, serving, say=self._say, note=self._note, gently_s=GENTLY_S)
+        except FailoverError as error:
+            why, reason = f"{why}; nor can it be ended here: {error}", None
+        if reason is None:
+            self.again_s = AGAIN_S
+            with suppress(CloudError):
+                serving.store.told(name, serving.controller, why)
+            ended = f"; failover down {name} ends it" if self._job.wish else ""
+            self._say(f"it cannot be taken up here, and stays as it is: {why}{ended}")
+            return
+        insist(lambda: serving.seats.free_all(name))
+        insist(lambda: serving.store.end(name, serving.controller, State.CANCELLED, reason))
+        self.ended = State.CANCELLED
+        serving.show(name, {"kind": "served", "state": State.CANCELLED.value, "reason": reason})
 
     def _outcome(self) -> tuple[State, str]:
         """Run the job; return its state and why. QUEUED: it could not be begun now."""

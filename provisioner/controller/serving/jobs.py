@@ -198,7 +198,13 @@ class JobStore:
     @answered
     def began(self, name: str, controller: str, workflow: str) -> None:
         """Note under which id the run is recorded."""
-        self._change(name, (State.RUNNING,), {"workflow": workflow}, JOBS.c.controller == controller)
+        values = {"workflow": workflow, "reason": ""}
+        self._change(name, (State.RUNNING,), values, JOBS.c.controller == controller)
+
+    @answered
+    def told(self, name: str, controller: str, reason: str) -> None:
+        """Note why a job that has begun could not be taken up."""
+        self._change(name, (State.RUNNING,), {"reason": reason}, JOBS.c.controller == controller)
 
     @answered
     def put_back(self, name: str, controller: str, reason: str, wait_s: float) -> None:
