@@ -29,6 +29,7 @@ def broken(report: Mapping[str, Any], weather: Weather) -> list[str]:
         *_machines_of_an_epoch(weather),
         *_unrecorded(weather),
         *_money(weather),
+        *_times(weather),
     ]
 
 
@@ -85,6 +86,17 @@ def _unrecorded(weather: Weather) -> Iterator[str]:
             alone = min(seen["last"], life.ended) - max(seen["first"], life.began)
             if alone > UNRECORDED_S:
                 yield f"machine {machine} was without a record for {alone:.0f} s of a living controller"
+
+
+def _times(weather: Weather) -> Iterator[str]:
+    """What is told happened while a controller ran, whatever its clock was set to; each starts with a right one."""
+    first, last = weather.lives[0].began - 1, weather.lives[-1].ended + 1
+    for event in events.read(weather.folder / "state" / "jobs" / JOB / "events.jsonl"):
+        if not first <= event["time"] <= last:
+            yield f"told for {event['time']:.0f}, while controllers ran from {first:.0f} to {last:.0f}: {event}"
+    for bill in ledger.bills(weather.folder / "state" / "jobs" / JOB):
+        if bill.begun < first or (bill.ended or last) > last:
+            yield f"the bill of {bill.node} is from {bill.begun:.0f} to {bill.ended}, beyond {first:.0f} to {last:.0f}"
 
 
 def _money(weather: Weather) -> Iterator[str]:
