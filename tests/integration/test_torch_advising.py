@@ -61,6 +61,7 @@ assert fast.last.text.startswith("nothing to change: the training waits "), line
 """
 
 
+@pytest.mark.slow
 def test_a_slow_loader_is_told_its_workers_and_waits_less_with_them_and_a_fast_one_nothing(tmp_path):
     said = run(REAL, tmp_path, ENVIRON)
     assert "num_workers 0 -> " in said
@@ -122,6 +123,7 @@ assert Path("on.txt").read_text() == Path("off.txt").read_text()
     assert 0 <= json.loads((tmp_path / "on.json").read_text())["loader_wait"] <= 1
 
 
+@pytest.mark.slow
 def test_the_example_waits_less_once_it_has_followed_the_advice(tmp_path):
     command = [str(PYTHON), str(ROOT / "examples" / "torch_advice.py"), "--samples", "120"]
     output = start(command, tmp_path / "c").communicate(timeout=60)[0]
