@@ -43,6 +43,7 @@ LINES: dict[str, str] = {
     "warned": "WARNING: {words}",
     "advised": "epoch {epoch}: efficiency: {advice}",
     "waiting": "nothing to be had; trying again in {seconds} s",
+    "slow": "waiting for {what}",
     "blind": "{what} gives no usable answer: {problem}",
 }
 

@@ -22,12 +22,10 @@ def follow(
 
     Raises ConfigError for a job that has ended without a report.
     """
-    events = directory.path / "events.jsonl"
-    position = _size(events)
+    told = Told(directory)
     while True:
         held = directory.controller_pid() is not None
-        for event, position in _read(events, position):  # noqa: B007, B020 - goes on from there
-            show(event)
+        told.show(show)
         if not held:
             break
         wait(LOOK_S)
@@ -40,6 +38,21 @@ def follow(
         wait(LOOK_S)
     message = f"job {directory.name} has ended without a report"
     raise ConfigError(message, hint=f"see: failover status {directory.name}")
+
+
+class Told:
+    """What a job's controller tells from now on."""
+
+    def __init__(self, directory: JobDirectory) -> None:
+        """Begin where its events end."""
+        self._path = directory.path / "events.jsonl"
+        self._position = _size(self._path)
+
+    def show(self, show: Callable[[dict[str, object]], None]) -> None:
+        """Show what is new."""
+        for event, position in _read(self._path, self._position):
+            self._position = position
+            show(event)
 
 
 def _size(path: Path) -> int:

@@ -14,6 +14,7 @@ from provisioner.clouds.base import Cloud, Explains, Request
 from provisioner.config import Config, StoreConfig
 from provisioner.controller import recovery, survey, traffic
 from provisioner.controller.background import Background
+from provisioner.controller.beside import both, each, told_if_slow
 from provisioner.controller.billing import convert
 from provisioner.controller.costs import of_run
 from provisioner.controller.course import WorldCourse
@@ -42,7 +43,7 @@ from provisioner.controller.refusals import Refusals, as_failure, words
 from provisioner.controller.standing import beyond_budget, standing
 from provisioner.controller.start_failures import driver_failure
 from provisioner.controller.stores import place, stores
-from provisioner.controller.strays import billed_since, release_all, release_strays
+from provisioner.controller.strays import billed_since, release_strays, tidied
 from provisioner.controller.view import PlacementView
 from provisioner.controller.warnings import Warnings
 from provisioner.controller.watch import Watch
@@ -295,18 +296,23 @@ class World:
         """Make the machine go away; what cannot be confirmed is reported, and found again by ``finish``."""
         problem = ""
         try:
-            self.cloud(node.offer.cloud).release(node)
+            with told_if_slow(lambda: self.events.emit("slow", what=f"{node.offer.cloud} to release {node.id}")):
+                self.cloud(node.offer.cloud).release(node)
             self.events.emit("released", epoch=node.epoch, node=node.id)
         except CloudError as error:
             problem = str(error)
             self.events.emit("release_failed", node=node.id, problem=problem)
-        done = None
+        gone_at = self.now()
+        self.ledger.gone(node.offer.cloud, node.id, gone_at, problem)
+        with told_if_slow(lambda: self.events.emit("slow", what="the store")):
+            done, _ = both(lambda: self._last_word(node), lambda: self.forget_start(node.epoch, node.token))
+        return Released(gone_at, problem, done)
+
+    def _last_word(self, node: Node) -> dict[str, object] | None:
+        """Return what a node said that has ended for good; None also where the store does not answer."""
         with suppress(CloudError):
-            done, _ = self.launcher.read_signs(node.epoch)
-        released = Released(self.now(), problem, done)
-        self.ledger.gone(node.offer.cloud, node.id, released.at, problem)
-        self.forget_start(node.epoch, node.token)
-        return released
+            return self.launcher.read_signs(node.epoch)[0]
+        return None
 
     def recover(self, begun: Begun, past: tuple[Placement, ...]) -> Recovered:
         """Wait where machines come to their end too fast; a limit of the job, or the operator, ends that."""
@@ -335,17 +341,18 @@ class World:
         hold something of ours only if it once did not.
         """
         self._background.close()
-        leaked: list[str] = []
-        for name in self._cloud_names():
+
+        def left_at(name: str) -> list[str]:
             try:
-                cloud = self.cloud(name)
-                if release_all(self, cloud):
-                    cloud.dismantle()
-                leaked += [f"{thing.cloud}/{thing.region}/{thing.kind}/{thing.id}" for thing in cloud.owned()]
+                with told_if_slow(lambda: self.events.emit("slow", what=f"{name} to remove what is left of the job")):
+                    return tidied(self, self.cloud(name))
             except CloudError as error:
                 untouched = claimed is not None and name not in claimed and name not in self._background.prepared
-                if not (untouched and isinstance(error, Unauthorized)):
-                    leaked.append(f"{name}: cannot tell: {advised(error)}")
+                if untouched and isinstance(error, Unauthorized):
+                    return []
+                return [f"{name}: cannot tell: {advised(error)}"]
+
+        leaked = [line for lines in each(left_at, self._cloud_names()) for line in lines]
         self.events.emit("finished", leaked=leaked)
         record, now = self.directory.record(), self.now()
         money = of_run(bills(self.directory.path), record.run if record else 0, now)

@@ -17,6 +17,7 @@ from provisioner.checkpoint import epochs, layout
 from provisioner.checkpoint.store import Store
 from provisioner.clock import now as unix_now
 from provisioner.clouds.base import Outlook
+from provisioner.controller.beside import both, told_if_slow
 from provisioner.controller.clocks import ahead_of_store
 from provisioner.controller.daily import DAY, DAY_OF_ALL
 from provisioner.controller.flow import TAKEN_DOWN
@@ -225,11 +226,15 @@ def ask_to_save(
     Raises CloudError for a store that cannot be written.
     """
     epoch = epochs.newest_epoch(store)
-    if not epoch or _has_ended(store, epoch):
-        return
-    until = now() + within_s
-    hint = Hint(OPERATOR, deadline=until, final=True)
-    store.put(layout.hint(epoch), hint.stored(ahead_of_store(store, epoch), now()))
+    with told_if_slow(lambda: say("waiting for the store")):
+        ended, ahead = (
+            both(lambda: _has_ended(store, epoch), lambda: ahead_of_store(store, epoch)) if epoch else (True, 0)
+        )
+        if ended:
+            return
+        until = now() + within_s
+        hint = Hint(OPERATOR, deadline=until, final=True)
+        store.put(layout.hint(epoch), hint.stored(ahead, now()))
     say(f"asking the machine for a last checkpoint, for {within_s:.0f} s at most")
     while now() < until:
         if _has_ended(store, epoch):

@@ -16,6 +16,7 @@ from provisioner.clouds.aws.cloud import job_prefix
 from provisioner.config import Config
 from provisioner.controller import launch_runtime, runtime_bundle
 from provisioner.controller.access import node_store, open_as_controller
+from provisioner.controller.beside import both
 from provisioner.controller.data import DataLists
 from provisioner.controller.directory import JobDirectory, cache_root
 from provisioner.controller.records import Published
@@ -168,8 +169,13 @@ class Launcher:
 
     def read_signs(self, epoch: int) -> tuple[dict[str, object] | None, dict[str, object] | None]:
         """Return (done, heartbeat) as this epoch's node wrote them. Raises CloudError."""
-        heartbeat = _object(self.store.get(layout.heartbeat(epoch)))
-        done = _object(self.store.get(layout.DONE))
+
+        def done_now() -> dict[str, object] | None:
+            return _object(self.store.get(layout.DONE))
+
+        heartbeat, done = both(lambda: _object(self.store.get(layout.heartbeat(epoch))), done_now)
+        if done is None and heartbeat is not None and heartbeat.get("end"):  # its last word was written before that
+            done = done_now()
         return (done if done and done.get("epoch") == epoch else None), heartbeat
 
     def _bootstrap(self, offer: Offer, epoch: int, token: str, published: Published) -> dict[str, object]:

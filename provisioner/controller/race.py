@@ -8,16 +8,13 @@ machine that may have started, and finds the others by their tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
+from provisioner.controller.beside import each
 from provisioner.controller.records import Choice, Claimed, Surplus
 from provisioner.model import Failure, Node, Offer
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class Course(Protocol):
@@ -62,8 +59,8 @@ def race(course: Course, choices: Sequence[Choice]) -> tuple[Claimed, ...]:
         kept = course.claim(before)
         answers = [kept, *course.made([choice for choice in choices if choice != before])]
     else:
-        _all(course.prepare, [choice.offer for choice in choices])  # first: a machine waits for its start only so long
-        answers = _all(course.claim, choices)
+        each(course.prepare, [choice.offer for choice in choices])  # first: a machine waits for its start only so long
+        answers = each(course.claim, choices)
         kept = next((one for one in answers if one.node is not None and course.lives(one.node)), answers[0])
     refusal = course.choose(kept.node) if kept.node is not None else None
 
@@ -72,13 +69,5 @@ def race(course: Course, choices: Sequence[Choice]) -> tuple[Claimed, ...]:
             return one
         return replace(one, node=None, surplus=course.give_back(one.node))
 
-    *others, last = _all(given_back, [*(one for one in answers if one is not kept), kept])
+    *others, last = each(given_back, [*(one for one in answers if one is not kept), kept])
     return (*others, last if refusal is None else replace(last, failure=refusal))
-
-
-def _all(call: Callable[[T], R], values: Sequence[T]) -> list[R]:
-    """Call with all values at once, and wait for all of them."""
-    if not values:
-        return []
-    with ThreadPoolExecutor(len(values), thread_name_prefix="race") as pool:
-        return list(pool.map(call, values))

@@ -17,6 +17,7 @@ from provisioner.clock import now as unix_now
 from provisioner.clouds import open_cloud
 from provisioner.clouds.base import Cloud
 from provisioner.config import Config, load, parse, runtime_file, workdir
+from provisioner.controller.attached import Told
 from provisioner.controller.directory import JobDirectory, JobRecord, new_uid, state_root
 from provisioner.controller.effects import World
 from provisioner.controller.engine import Engine, FlowRun
@@ -292,8 +293,8 @@ def take_down(
 ) -> dict[str, object]:
     """Release a job's machines and remove what was prepared, with or without a running controller. Return the report.
 
-    Before that the machine may save and end by itself, for ``gently_s`` seconds at most. Where no controller runs
-    ``on_event`` is told what is done and waited for. Raises ConfigError for a job that this state directory does not
+    Before that the machine may save and end by itself, for ``gently_s`` seconds at most. ``on_event`` is told what is
+    done and waited for, here or by the controller. Raises ConfigError for a job that this state directory does not
     know, CloudError for a controller that hangs.
     """
     directory = JobDirectory(state_root(environ), name)
@@ -321,6 +322,7 @@ def _taken_down(
     if gently_s > 0 and record.open:
         store = open_job_store(reopened_config(directory, record, environ), environ)
         ask_to_save(store, gently_s, say=say)
+    told = Told(directory)
     (directory.path / "takedown").touch(mode=0o600)
     pid = directory.controller_pid()
     if pid is not None:
@@ -331,6 +333,8 @@ def _taken_down(
                 message = f"process {pid} has not taken {name} down within {TAKE_DOWN_S:.0f} s"
                 raise CloudError(message, hint=f"kill it, then: failover down {name}")
             time.sleep(WAIT_S)
+            if on_event is not None:
+                told.show(on_event)
         report = directory.read_json("report.json")
         if isinstance(report, dict):
             return report  # written at the end of this run: a new run removes an older one

@@ -47,6 +47,13 @@ def refuse_if_training(world: World, thing: Owned) -> None:
         raise ConfigError(message, hint=hint)
 
 
+def tidied(world: World, cloud: Cloud) -> list[str]:
+    """Release and remove all of the job at a cloud; return what is still there, a line for each. Raises CloudError."""
+    if release_all(world, cloud):
+        cloud.dismantle()
+    return [f"{thing.cloud}/{thing.region}/{thing.kind}/{thing.id}" for thing in cloud.owned()]
+
+
 def release_all(world: World, cloud: Cloud) -> bool:
     """Release every machine that is left; one that does not go keeps no other. Say whether all went."""
     failed = 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from provisioner.clouds.base import Foretells, Outlook
 from provisioner.controller import traffic
+from provisioner.controller.beside import told_if_slow
 from provisioner.controller.clocks import TOLD_S
 from provisioner.controller.hints import Hints
 from provisioner.controller.moving import Doorstep, moves_home, take_wish
@@ -49,7 +50,8 @@ class PlacementView:
     def read(self, node: Node) -> tuple[dict[str, object] | None, dict[str, object] | None] | None:
         """Read (done, heartbeat) from the store; None when it does not answer."""
         try:
-            _, self._read = signs = self.world.launcher.read_signs(node.epoch)
+            with told_if_slow(lambda: self.world.events.emit("slow", what="the store")):
+                _, self._read = signs = self.world.launcher.read_signs(node.epoch)
         except CloudError as error:
             self.world.events.emit("blind", what="store", problem=str(error))
             self._read = None
