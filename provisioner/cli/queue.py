@@ -56,6 +56,7 @@ def list_jobs(*, everything: bool, as_json: bool) -> int:
     with _store() as store:
         rows = store.jobs(all_roots=everything)
         left, found = _left(store, rows), []
+        elsewhere = store.elsewhere() if not rows else []
         for row in rows:
             folder = store.database.root / "jobs" / row.name
             known = (
@@ -66,7 +67,9 @@ def list_jobs(*, everything: bool, as_json: bool) -> int:
         print_json(found)
         return 0
     if not found:
-        streams.tell("the queue is empty; failover submit FILE puts a job into it")
+        others = len(elsewhere)
+        also = f" ({others} jobs of other state directories are in the database: failover list --all)" if others else ""
+        streams.tell(f"the queue is empty; failover submit FILE puts a job into it{also}")
         return 0
     head = ("job", "state", "where", "step", "cost", "controller", "since", "reason")
     print_table(head, [[row[name] for name in head] for row in found])
@@ -121,6 +124,11 @@ def _tell(store: JobStore, name: str, state: str | None, wanted: str, *, as_json
     if state is None:
         row = store.get(name)
         if row is None:
+            if any(one.name == name for one in store.elsewhere()):
+                message = f"no job {name!r} in the queue of {store.database.root}: another state directory has it"
+                raise ConfigError(
+                    message, hint="set FAILOVER_STATE_DIR to that one; failover list --all shows all jobs"
+                )
             raise ConfigError(f"no job {name!r} in the queue", hint="failover list shows the jobs")
         raise ConfigError(f"job {name} is {row.state}", hint="failover list shows the jobs")
     row = store.get(name) if state != wanted else None

@@ -265,10 +265,10 @@ def test_a_job_that_was_begun_by_hand_and_has_not_ended_is_not_submitted(store: 
         submit(store, file, config)
 
 
-def begun(store: JobStore, tmp_path: Path) -> JobDirectory:
+def begun(store: JobStore, tmp_path: Path, *, secret: bool = True) -> JobDirectory:
     """Put a job into the queue whose controller has died after it began, and that wants a secret."""
-    file = tmp_path / "failover.yaml"
-    content = FILE.replace(b"python, train.py]", b"python, train.py], secrets: [WANDB_KEY]")
+    file, wants = tmp_path / "failover.yaml", b", secrets: [WANDB_KEY]" if secret else b""
+    content = FILE.replace(b"python, train.py]", b"python, train.py]" + wants)
     content = content.replace(b"/tmp/store", str(tmp_path / "store").encode())
     file.write_bytes(content)
     directory = JobDirectory(store.database.root, "digits")
@@ -280,6 +280,53 @@ def begun(store: JobStore, tmp_path: Path) -> JobDirectory:
     assert store.take(row(store), "desk:77:dead", "1")
     store.began("digits", "desk:77:dead", record.workflow_id)
     return directory
+
+
+def served(store: JobStore, lines: list[str]) -> ServedJob:
+    """Let another controller of this state directory take the job up."""
+    taken = row(store)
+    assert store.take(taken, "desk:88:next", "1")
+    locks, environ = FileLocks(store.database.root), {"FAILOVER_STATE_DIR": str(store.database.root)}
+    serving: Any = Serving(
+        "desk:88:next", store, Seats(store), SimpleNamespace(), locks, environ, lines.append,  # type: ignore[arg-type]
+        lambda _, event: lines.append(str(event.get("words") or event.get("state"))),
+    )  # fmt: skip
+    job = ServedJob(taken, serving)
+    job._run()
+    locks.close()
+    return job
+
+
+@pytest.mark.parametrize("record", [None, "another run's"])
+def test_a_controller_without_the_shared_state_directory_refuses_the_job_in_one_line_and_begins_nothing(
+    tmp_path: Path, record: str | None
+) -> None:
+    store = JobStore(Database({"FAILOVER_STATE_DIR": str(tmp_path / "state")}))
+    directory, lines = begun(store, tmp_path, secret=False), list[str]()
+    (directory.path / "job.json").unlink()
+    if record is not None:
+        directory.remember(JobRecord("digits", "00000001", 7, open=True, config_path="f.yaml", started_at=1.0))
+    job = served(store, lines)
+    assert (job.ended, row(store).state, row(store).workflow) == (None, State.RUNNING, "digits-00000001-1")
+    assert f"the record of its run is not in {directory.path}" in lines[-1]
+    assert "FAILOVER_STATE_DIR" in lines[-1]
+    assert (directory.record() is None) is (record is None)
+    assert not (directory.path / "events.jsonl").exists()
+    store.close()
+
+
+def test_a_job_of_another_state_directory_is_named_as_such(url: str, tmp_path: Path) -> None:
+    environ = {"FAILOVER_DATABASE_URL": url, "FAILOVER_STATE_DIR": str(tmp_path / "a")}
+    here, there = (
+        JobStore(Database(environ)),
+        JobStore(Database({**environ, "FAILOVER_STATE_DIR": str(tmp_path / "b")})),
+    )
+    there.submit("faraway", "f.yaml", FILE)
+    said = CliRunner().invoke(cli, ["cancel", "faraway"], env=environ)
+    assert "another state directory has it" in str(said.exception or said.stderr)
+    assert "of other state directories" in CliRunner().invoke(cli, ["list"], env=environ).stderr
+    here.close()
+    there.close()
 
 
 @pytest.mark.parametrize(("command", "way_out"), [("cancel", "failover down digits ends it now"), ("pause", "serve")])
@@ -306,28 +353,14 @@ def test_a_job_to_be_cancelled_that_no_controller_can_take_up_is_ended_by_the_ne
     environ = {"FAILOVER_STATE_DIR": str(tmp_path / "state")}
     store = JobStore(Database(environ))
     directory, lines = begun(store, tmp_path), list[str]()
-    locks = FileLocks(store.database.root)
-
-    def served() -> ServedJob:
-        taken = row(store)
-        assert store.take(taken, "desk:88:next", "1")
-        serving: Any = Serving(
-            "desk:88:next", store, Seats(store), SimpleNamespace(), locks, environ, lines.append,  # type: ignore[arg-type]
-            lambda _, event: lines.append(str(event.get("words") or event.get("state"))),
-        )  # fmt: skip
-        job = ServedJob(taken, serving)
-        job._run()
-        return job
-
-    job = served()
+    job = served(store, lines)
     assert (job.ended, row(store).state, job.again_s > 0) == (None, State.RUNNING, True)
     assert "WANDB_KEY" in row(store).reason
     store.cancel("digits", gently=True)
-    job = served()
+    job = served(store, lines)
     assert (job.ended, row(store).state, row(store).reason) == (State.CANCELLED, State.CANCELLED, "by the operator")
     record = directory.record()
     assert record is not None
     assert not record.open
     assert "CANCELLED" in lines[-1]
-    locks.close()
     store.close()

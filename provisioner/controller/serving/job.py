@@ -192,6 +192,7 @@ class ServedJob:
     def _flown(self, controller: Controller) -> tuple[State, str]:
         if (told := self._ended_untold(controller.directory)) is not None:
             return told
+        self._refuse_without_record(controller.directory)
         try:
             controller.begin(self._job.config)
             controller.config = _within(controller.config, self._spent_before(controller))
@@ -222,6 +223,13 @@ class ServedJob:
             state, reason = self._judged(report)
         serving.engine.forget(workflow, delete=True)
         return state, reason
+
+    def _refuse_without_record(self, directory: JobDirectory) -> None:
+        """Keep away from a run whose record is elsewhere: to begin it anew would be a second one. Raises NotNow."""
+        record, workflow = directory.record(), self._job.workflow
+        if self._job.state is State.RUNNING and workflow and (record is None or record.workflow_id != workflow):
+            where = "FAILOVER_STATE_DIR must be the directory that its other controllers share"
+            raise NotNow(f"the record of its run is not in {directory.path}: {where}")
 
     def _spent_before(self, controller: Controller) -> list[Bill]:
         """Return the machines of this job's runs before it was paused."""

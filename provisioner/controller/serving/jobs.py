@@ -184,6 +184,10 @@ class JobStore:
             where.append(JOBS.c.state.in_([*states]))
         return self._select(*where)
 
+    def elsewhere(self) -> list[QueuedJob]:
+        """Return the jobs of other state directories in the database that have not ended. Raises CloudError."""
+        return [job for job in self.jobs(OPEN, all_roots=True) if job.root != self.root]
+
     # -- what a controller does, with the job's lock held --------------------------------------------------------------
 
     @answered

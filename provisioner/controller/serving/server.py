@@ -86,7 +86,11 @@ class Server:
         """Work until ``leave`` is set, or until the queue is empty if that was asked for."""
         self.serving.locks.take(self.name)
         self._launch()
-        self._show("", {"kind": "told", "words": f"serving {self.database} as {self.name.rpartition(':')[0]}"})
+        also = (
+            f"; {len(others)} jobs of other state directories are not touched" if (others := self._elsewhere()) else ""
+        )
+        words = f"serving {self.database} as {self.name.rpartition(':')[0]}, the jobs of {self.database.root}{also}"
+        self._show("", {"kind": "told", "words": words})
         if self.options.sweep_every > 0 and not self.options.once:
             threading.Thread(target=self._sweep, args=(leave,), name="sweep", daemon=True).start()
         told = ""
@@ -103,6 +107,9 @@ class Server:
                     told = str(error)
                     self._show("", {"kind": "told", "words": f"{told}; trying again each second"})
             leave.wait(LOOK_S)
+
+    def _elsewhere(self) -> list[QueuedJob]:
+        return self.serving.store.elsewhere() if self.database.shared else []
 
     @answered
     def _launch(self) -> None:
