@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from provisioner.checkpoint.restore import Restored
+from provisioner.node import rendezvous
 from provisioner.node.bootstrap import Bootstrap
 from provisioner.node.rooms import Rooms
 from provisioner.node.toolkit import on_path
@@ -39,6 +40,7 @@ def of_child(
     env.setdefault("PYTHONUNBUFFERED", "1")  # so that a step shows when it is made
     env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(LAUNCHER_PATIENCE_S))
     env.update(boot.env)
+    env.update(rendezvous.variables(boot.job.name, boot.epoch, boot.command, env))
     env.update(on_path(toolkit, env))
     env.update(
         FAILOVER_RESTORED="1" if restored else "0",

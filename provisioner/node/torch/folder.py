@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
-from provisioner.node.torch import tensors
+from provisioner.node.torch import files, tensors
 
 FORMAT = 1
 TREES = "state.pt"
 """Everything that is no tensor, with names where the tensors were."""
 METADATA = "metadata.json"
+SHARDS = "shards"
+"""What torch.distributed.checkpoint wrote: ``load(..., checkpoint_id="step-40/shards")`` reads it."""
 _NAME = re.compile(r"step-(\d+)\Z")
 
 Parts = Mapping[str, "tuple[Any, Mapping[str, torch.Tensor]]"]
@@ -37,22 +39,52 @@ def write(
     final = folder / f"step-{step}"
     if final.exists():
         return final
+    begin(folder, step)
+    return publish(folder, step, parts, frozen=frozen, rest=rest, metrics=metrics)
+
+
+def draft(folder: Path, step: int) -> Path:
+    """Return where a checkpoint is made, before it gets its name."""
+    return folder / f".step-{step}.tmp"
+
+
+def begin(folder: Path, step: int) -> None:
+    """Make the draft, empty."""
     folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".step-{step}.tmp"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
+    shutil.rmtree(draft(folder, step), ignore_errors=True)
+    draft(folder, step).mkdir()
+
+
+def publish(
+    folder: Path,
+    step: int,
+    parts: Parts,
+    *,
+    frozen: Mapping[str, frozenset[str]],
+    rest: Mapping[str, Any],
+    metrics: Mapping[str, float],
+) -> Path:
+    """Add what is no shard to the draft and give it its name. What has that name already is replaced."""
+    target, final = draft(folder, step), folder / f"step-{step}"
     for name, (_, found) in parts.items():
         for suffix, group in tensors.split(found, frozen.get(name, frozenset())):
-            tensors.write(draft / f"{name}{suffix}.safetensors", group)
+            tensors.write(target / f"{name}{suffix}.safetensors", group)
     trees = {name: tree for name, (tree, _) in parts.items()}
-    with (draft / TREES).open("wb") as file:
+    with (target / TREES).open("wb") as file:
         torch.save({"format": FORMAT, "step": step, "trees": trees, "rest": dict(rest)}, file)
         file.flush()
         os.fsync(file.fileno())
-    (draft / METADATA).write_text(json.dumps({"step": step, **metrics}), "ascii")
-    draft.rename(final)
+    (target / METADATA).write_text(json.dumps({"step": step, **metrics}), "ascii")
+    if final.exists():
+        files.hide(final)
+    target.rename(final)
     _sync(folder)
     return final
+
+
+def has_shards(path: Path) -> bool:
+    """Say whether a checkpoint was written by all processes."""
+    return (path / SHARDS).is_dir()
 
 
 def read(path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:

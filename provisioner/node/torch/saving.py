@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 
-from provisioner.node.torch import folder, randomness
+from provisioner.node.torch import folder, randomness, tensors
 from provisioner.node.torch.batches import Batches, run_seed
 from provisioner.node.torch.efficiency import Advising
 from provisioner.node.torch.foreign import ForeignMemory
@@ -18,6 +18,9 @@ from provisioner.node.torch.moments import Moments
 from provisioner.node.torch.ranks import NOTHING, STOP
 from provisioner.node.torch.surroundings import Surroundings
 from provisioner.node.torch.writer import Writer
+
+if TYPE_CHECKING:
+    from provisioner.node.torch.sharded import Shards
 
 
 class Checkpointing:
@@ -52,6 +55,7 @@ class Checkpointing:
         self._moments = Moments(every_s, surroundings, monotonic, watch)
         self._ranks = self._moments.ranks
         self._writer = Writer()
+        self._shards = _shards(parts)
         self._frozen = {name: _frozen(part) for name, part in parts.items()}
         self._metrics: dict[str, Any] = {}
 
@@ -75,7 +79,7 @@ class Checkpointing:
         try:
             if kind is None and self._moments.saved_step != self.done:
                 self.save()
-            self._writer.finish()
+            self._finish()
             if kind is None:
                 self._ranks.close()
         finally:
@@ -98,46 +102,95 @@ class Checkpointing:
         if self._moments.saved_step != self.done:
             self.save()
         if agreed == STOP:
-            self._writer.finish()
+            self._finish()
             raise self._moments.stop(self.done)
 
     def save(self) -> None:
         """Save now. All processes have to call it at the same step. It returns as soon as the state is copied."""
         began = self._moments.begin()
-        own = {"rng": randomness.portable(randomness.capture())} if self._rng else {}
+        own: dict[str, Any] = {"rng": randomness.portable(randomness.capture())} if self._rng else {}
+        if self._shards is not None:
+            own["buffers"] = self._shards.own()
         of_all = self._ranks.gather(own)
-        if self._ranks.rank == 0:
-            step, rest = self.done, {"batches": self.batches.state_dict(), "processes": of_all}
-            metrics = {name: number for name, value in self._metrics.items() if (number := _number(value)) is not None}
+        target, step = self._around.checkpoints, self.done
+        rest = {"batches": self.batches.state_dict(), "processes": of_all}
+        metrics = {name: number for name, value in self._metrics.items() if (number := _number(value)) is not None}
+        if self._shards is not None:
+            self._save_shards(self._shards, target, rest, metrics)
+        elif self._ranks.rank == 0:
 
             def write(parts: folder.Parts) -> None:
-                target = self._around.checkpoints
                 folder.write(target, step, parts, frozen=self._frozen, rest=rest, metrics=metrics)
                 folder.prune(target, self._keep)
 
             self._writer.save({name: _bare(part).state_dict() for name, part in self._parts.items()}, write)
         self._moments.saved(self.done, began)
 
+    def _save_shards(self, shards: Shards, target: Path, rest: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Let every process write its shards; the first one adds what is no shard, and gives it all its name."""
+        shards.finish()
+        step = self.done
+        states = {name: part.state_dict() for name, part in self._parts.items() if name not in shards.names}
+        parts = {name: tensors.take_apart(state, tensors.copied) for name, state in states.items()}
+
+        def publish() -> None:
+            folder.publish(target, step, parts, frozen={}, rest=rest, metrics=metrics)
+            folder.prune(target, self._keep)
+
+        if self._ranks.rank == 0:
+            folder.begin(target, step)
+        self._ranks.wait()  # what a killed save has left is gone before anybody writes
+        shards.save(folder.draft(target, step), publish)
+
+    def _finish(self) -> None:
+        self._writer.finish()
+        if self._shards is not None:
+            self._shards.finish()
+
     def _restore(self) -> None:
         found = self._ranks.same([str(path) for path in folder.newest_first(self._around.restore_from)])
-        for path in found:
+        half: ValueError | None = None
+        for path in map(Path, found):
             try:
-                step, parts, rest = folder.read(Path(path))
+                step, parts, rest = folder.read(path)
             except (ValueError, OSError) as error:
                 self._moments.say(f"passed over: {error}")
                 continue
-            missing = sorted(set(self._parts) - set(parts))
-            if missing:
-                raise ValueError(f"{path} has no {', '.join(missing)}; it was saved by another script")
-            for name, part in self._parts.items():
-                _bare(part).load_state_dict(parts[name])
+            shards = self._shards_in(path, parts)
+            try:
+                if shards is not None:
+                    shards.load(path)
+            except ValueError as error:
+                self._moments.say(f"passed over: {error}")
+                half = error
+                continue
+            for name in self._parts.keys() & parts.keys():
+                _bare(self._parts[name]).load_state_dict(parts[name])
             self.batches.load_state_dict(rest["batches"])
-            states = rest["processes"]
-            if self._rng and self._ranks.rank < len(states) and "rng" in states[self._ranks.rank]:
-                randomness.restore(states[self._ranks.rank]["rng"])
+            self._take_own(rest["processes"])
             self.done, self._moments.saved_step, self.restored = step, step, True
             self._moments.say(f"going on after step {step} ({path})")
             return
+        if half is not None:  # to begin anew with half of a state would be worse than to end
+            raise half
+
+    def _shards_in(self, path: Path, parts: Mapping[str, Any]) -> Shards | None:
+        """Return who is to load a checkpoint's shards, if it has any. Raises ValueError if it is not of this script."""
+        shards = self._shards if folder.has_shards(path) else None
+        if shards is not self._shards:
+            raise ValueError(f"{path} was saved by a model that was not sharded, and this one is")
+        missing = sorted(set(self._parts) - set(parts) - (frozenset() if shards is None else shards.names))
+        if missing:
+            raise ValueError(f"{path} has no {', '.join(missing)}; it was saved by another script")
+        return shards
+
+    def _take_own(self, processes: Sequence[Mapping[str, Any]]) -> None:
+        """Take what each process has for itself; one that was not there before has nothing to take."""
+        own = processes[self._ranks.rank] if self._ranks.rank < len(processes) else {}
+        if self._rng and "rng" in own:
+            randomness.restore(own["rng"])
+        if self._shards is not None:
+            self._shards.take_own(own.get("buffers", {}))
 
 
 def checkpointing(
@@ -208,6 +261,17 @@ def _bare(part: Any) -> Any:
 def _wraps(part: Any) -> bool:
     kinds: Sequence[str] = ("DistributedDataParallel", "DataParallel", "OptimizedModule")
     return type(part).__name__ in kinds
+
+
+def _shards(parts: Mapping[str, Any]) -> Shards | None:
+    """Return who writes shards, where there are any: models by FSDP, or with a DTensor among their parameters."""
+    modules = [module for part in parts.values() if isinstance(part, torch.nn.Module) for module in part.modules()]
+    parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
+    if not any(type(one).__name__ in {"DTensor", "FullyShardedDataParallel"} for one in [*modules, *parameters]):
+        return None
+    from provisioner.node.torch.sharded import Shards  # needs a newer torch than everything else here
+
+    return Shards(parts)
 
 
 def _frozen(part: Any) -> frozenset[str]:

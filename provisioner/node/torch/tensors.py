@@ -64,6 +64,13 @@ def take_apart(tree: Any, place: Place) -> tuple[Any, dict[str, torch.Tensor]]:
     return walk(tree, ""), tensors
 
 
+def copied(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor that is no shard: a place for ``take_apart``. Raises TypeError for one that is."""
+    if type(tensor).__name__ in {"DTensor", "ShardedTensor"}:
+        raise TypeError(f"{name} is a shard; only modules and optimizers may hold shards")
+    return tensor.cpu().clone(memory_format=torch.contiguous_format)
+
+
 def put_together(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Return what ``take_apart`` was given."""
     if isinstance(tree, str) and tree.startswith(_TENSOR):
