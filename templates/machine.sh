@@ -2,6 +2,9 @@
 # The second part of the start script. It comes with the start object, which has room for it: user data have not.
 # From the first part: FAILOVER_RUN, PULL_PATIENCE, MASK, say, finish, get, transfer, is_python.
 
+# A start script of an earlier release knows the time of day alone.
+declare -F up >/dev/null || up() { date +%s; }
+
 said() { sed -n "s/^$1 //p" "$FAILOVER_RUN/orders"; }
 
 WHEELS='
@@ -289,7 +292,7 @@ container() { # IMAGE: run this script in it and set CODE
   options=(--rm --init --restart no --name "$name" --network host --user 0:0 --stop-timeout 110 --entrypoint bash
     --volume "$FAILOVER_RUN:/run/failover" --env FAILOVER_IN_CONTAINER=1 --env FAILOVER_HOME=/run/failover
     --env FAILOVER_RUN=/run/failover --env "FAILOVER_DEADLINE_TS=$FAILOVER_DEADLINE_TS"
-    --env "FAILOVER_DEADLINE_UP=$FAILOVER_DEADLINE_UP"
+    --env "FAILOVER_DEADLINE_UP=${FAILOVER_DEADLINE_UP:-}"
     # Data loaders and NCCL talk through /dev/shm: half of the memory, as the machine's own has. Its pages count when used.
     --shm-size "$(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo | { read -r kb && echo $((kb / 2))k; })")
   if [ -e /dev/nvidiactl ] || command -v nvidia-smi >/dev/null; then options+=(--gpus all); fi

@@ -74,5 +74,5 @@ def _of_script(environ: Mapping[str, str], now: float) -> float:
     try:
         up = float(Path("/proc/uptime").read_text("ascii").split()[0])
         return now + float(environ["FAILOVER_DEADLINE_UP"]) - up
-    except (OSError, KeyError):  # a script of an earlier release
+    except (OSError, KeyError, ValueError):  # a script of an earlier release
         return float(environ["FAILOVER_DEADLINE_TS"])

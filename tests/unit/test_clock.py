@@ -42,3 +42,9 @@ def test_a_machine_whose_clock_is_put_right_after_its_start_script_began_lives_a
     end = environment.end_of_life(boot, script, now)
     assert end is not None
     assert end - now == pytest.approx(900, abs=3)
+
+
+@pytest.mark.parametrize("up", [{}, {"FAILOVER_DEADLINE_UP": ""}])
+def test_a_start_script_of_an_earlier_release_has_its_say(up: dict[str, str]) -> None:
+    boot: Any = SimpleNamespace(deadline_ts=None, ttl_s=60.0)
+    assert environment.end_of_life(boot, {"FAILOVER_DEADLINE_TS": "5000", **up}, 4000.0) == 5000.0
