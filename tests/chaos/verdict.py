@@ -16,6 +16,8 @@ from tests.chaos.storm import Weather
 UNRECORDED_S = 60.0
 """A machine whose claim is under way is in no record yet; a controller that lives notes or ends it within this time."""
 _MANIFEST = re.compile(r"/checkpoints/(\d{12})-(\d{6})\.json$")
+_CONTAINER = re.compile(r"^([0-9a-f]{10})-[0-9a-f]{10}-[0-9a-f]{8}$")
+"""A machine of an elastic deployment: records and bills have the deployment, whose id it begins with."""
 _EPOCH = re.compile(r"-e(\d+)\b")
 _UNSURE = {"network", "unknown", "throttled"}
 """Refusals after which there may be a machine all the same (docs/guarantees.md: the very first seconds of a claim)."""
@@ -80,7 +82,7 @@ def _unrecorded(weather: Weather) -> Iterator[str]:
     """A machine that no event names lives no longer than a controller lives on."""
     told = "\n".join(str(event) for event in events.read(weather.folder / "state" / "jobs" / JOB / "events.jsonl"))
     for machine, seen in weather.sightings.items():
-        if machine in told:
+        if _recorded(machine) in told:
             continue
         for life in weather.lives:
             alone = min(seen["last"], life.ended) - max(seen["first"], life.began)
@@ -99,11 +101,17 @@ def _times(weather: Weather) -> Iterator[str]:
             yield f"the bill of {bill.node} is from {bill.begun:.0f} to {bill.ended}, beyond {first:.0f} to {last:.0f}"
 
 
+def _recorded(machine: str) -> str:
+    """Return the id that a controller knows a machine by."""
+    found = _CONTAINER.match(machine)
+    return machine if found is None else found[1]
+
+
 def _money(weather: Weather) -> Iterator[str]:
     bills = ledger.bills(weather.folder / "state" / "jobs" / JOB)
     known = {bill.node: bill for bill in bills}
     for machine, seen in weather.sightings.items():
-        bill = known.get(machine)
+        bill = known.get(_recorded(machine))
         if bill is None:
             if seen["last"] - seen["first"] > UNRECORDED_S:
                 yield f"machine {machine} ran for {seen['last'] - seen['first']:.0f} s and is in no bill"
