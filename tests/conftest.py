@@ -10,6 +10,7 @@ import ipaddress
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # The node's wheels are fetched once for all tests; everything else has a home of its own.
     os.environ["FAILOVER_CACHE_DIR"] = str(config.rootpath / ".pytest_cache" / "runtime")
     sys.addaudithook(_stay_on_this_machine)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Have `make test-all` import the files alone that have a slow test: each worker imports all that it collects."""
+    if not str(config.option.markexpr).startswith("slow ") or not collection_path.match("test_*.py"):
+        return None
+    return None if "mark.slow" in collection_path.read_text(encoding="utf-8") else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
