@@ -262,7 +262,7 @@ def test_a_wrong_scenario_is_one_line_with_its_place(tmp_path: Path) -> None:
     assert "wrong.yaml:4" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-torch: make torch")
 def test_two_processes_of_lightning_lose_their_machine_in_mid_epoch_and_no_step(tmp_path: Path) -> None:
