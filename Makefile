@@ -149,6 +149,14 @@ bench-plan: setup ## Our planner beside SkyPilot's optimizer and gpuhunt on 65,0
 bench-refusals: setup ## Calls and time until a refusal is left behind, beside SkyPilot and dstack (ARGS=--quick)
 	@exec $(BIN)/python benchmarks/refusals.py $(ARGS)
 
+.PHONY: bench-scale
+bench-scale: setup ## What `failover serve` costs with 10, 100 and 1,000 jobs that are all alive (ARGS="--jobs 10 100")
+	@exec $(BIN)/python benchmarks/scale.py $(ARGS)
+
+.PHONY: bench-policy
+bench-policy: setup ## Cost and lateness of spot policies on traces that you bring (TRACES=DIR)
+	@exec $(BIN)/python benchmarks/policy.py $(or $(TRACES),$(error TRACES=DIR: a clone of skypilot-org/spot-traces)) $(ARGS)
+
 .PHONY: bench-save
 bench-save: setup torch ## How long a save holds a PyTorch training, beside torch.save and DCP (12 GB of memory; ARGS="--sizes 0.1 1")
 	@exec .venv-torch/bin/python benchmarks/save.py $(ARGS)

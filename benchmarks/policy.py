@@ -4,261 +4,123 @@ DIR holds traces as JSON, `{"metadata": {"gap_seconds": s}, "data": [0, 1, ...]}
 are at github.com/skypilot-org/spot-traces. They have no licence, so they are not part of this project. Folders named
 `preemption` are left out: what could be had is not in them.
 
-A job of --work hours begins at random moments of each trace. Its deadline comes after 1.1, 1.25 or 1.5 times the work
-and one start, and one sample more. A machine trains after its start; a spot machine is lost when the trace says so,
-without a step (as in the paper; the product's margin is for such steps). A machine on demand is always to be had. A
-decision is taken at each sample. Where a trace counts 16 machines, all 16 must be there.
+A job of --work hours begins at random moments of a trace, which each of --seeds draws anew. Its deadline comes after
+1.1, 1.25 or 1.5 times the work and one start, and one sample more. A machine trains after its start; a spot machine is
+lost when the trace says so, without a step (as in the paper; the product's margin is for such steps). A machine on
+demand is always to be had, and beside one that trains a spot machine can get ready, both being paid for meanwhile. A
+decision is taken at each sample, which shows what is to be had until the next. Two tables: spot in one zone, on each
+trace, and spot in any of the zones that were watched together, where a job moves with its start as its only cost.
 
-- ours: `provisioner.planner.deadline`, which `failover run` goes by. Beside a machine on demand a spot machine gets
-  ready; both are paid for meanwhile. `no way back` is the same without that.
-- uniform progress, from the paper's description: spot where it is there; without it, on demand while behind the
-  straight line to the deadline, else idle; on demand until ahead of the line by two starts; the net before all. `eager`
-  leaves on demand as soon as spot is there and it is not behind.
-- greedy with a net: idle while there is no spot, then on demand to the end. greedy: without the net. on demand at the
-  first loss: spot while it lasts, then on demand, which is what this project did before.
-- bound: no policy can go below. All spot that the trace has until the deadline, less one start for each time, the rest
-  on demand. It knows the future, and its machines on demand need no start.
+The rules stand in `policy_rules.py`, and what SkyPilot and Uniform Progress were read from. The last row is the least
+cost that a policy could have had which knows the trace, the same rules of play kept (`policy_best.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import random
 import statistics
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-from provisioner.planner.deadline import Course, Markets
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.policy_best import best
+from benchmarks.policy_rules import ALL_ZONES, ONE_ZONE
+from benchmarks.policy_world import Job, Policy, Trace, play, read, together
 
 FACTORS = (1.1, 1.25, 1.5)
 STARTS_H = (0.1, 0.3)
-SHARE = 0.3
-"""Price of spot as a share of that on demand: p3.2xlarge cost 0.918 and 3.06 USD an hour."""
-ENOUGH = 1e-9
+CELLS = [(start, factor) for start in STARTS_H for factor in FACTORS]
+BEST = "the best with hindsight"
+ONE = "spot alone, in one zone"
+Row = dict[str, tuple[list[float], list[float]]]
+"""By rule: the mean cost of each seed, and the share of its jobs that were late."""
 
 
-class Trace(NamedTuple):
-    """One zone. ``gap`` is the time between two samples in hours."""
-
-    name: str
-    gap: float
-    there: tuple[bool, ...]
-
-
-@dataclass(slots=True)
-class Job:
-    """A job on its way, in hours. ``mode``: what it has, nothing, spot or on demand; ``boot``: what its start lacks."""
-
-    work: float
-    deadline: float
-    start: float
-    gap: float
-    at: float = 0.0
-    done: float = 0.0
-    mode: str = ""
-    boot: float = 0.0
-    beside: float | None = None
-    """What is left of the start of a spot machine beside one on demand."""
-    netted: bool = False
-    way_back: bool = True
-    there: bool = False
-    """Whether a spot machine is to be had."""
-
-    @property
-    def course(self) -> Course:
-        """Where it stands, as the product sees it."""
-        need = self.work - self.done + (self.boot if self.mode == "od" else 0.0)
-        return Course(self.deadline - self.at, need, self.start, self.gap, way_back=self.way_back)
+def compare(traces: Sequence[Trace], work: float, times: int, seeds: int, cell: tuple[float, float]) -> Row:
+    """Play all rules. Costs are shares of that on demand from the beginning to the end, without a change."""
+    found: Row = {}
+    for seed in range(1, seeds + 1):
+        costs: dict[str, list[tuple[float, bool]]] = {}
+        draw = random.Random(seed)
+        for trace in traces:
+            for _ in range(times):
+                begun = trace.begun(draw.randrange(len(trace.free)))
+                for name, cost, late in _played(begun, work, cell, draw):
+                    costs.setdefault(name, []).append((cost, late))
+        for name, jobs in costs.items():
+            means, lates = found.setdefault(name, ([], []))
+            means.append(statistics.fmean(cost for cost, _ in jobs))
+            lates.append(statistics.fmean(late for _, late in jobs))
+    return found
 
 
-Policy = Callable[[Job], str]
-"""What to have until the next sample: "", "spot", "od", or "od+spot": spot that gets ready beside it."""
+def _played(trace: Trace, work: float, cell: tuple[float, float], draw: random.Random) -> list[tuple[str, float, bool]]:
+    start, factor = cell
+    regions = tuple(zone[:-1] for zone in trace.zones)
 
+    def job(of: Trace) -> Job:
+        return Job(work, factor * (work + start) + of.gap, start, of.gap, regions if of is trace else ("",))
 
-def ours(job: Job) -> str:
-    """Ask the planner."""
-    course = job.course
-    if job.mode == "spot":
-        return "spot"
-    if job.mode == "od":
-        return "od+spot" if job.way_back and job.there and course.back_to_spot else "od"
-    if course.markets is Markets.ON_DEMAND:
-        return "od"
-    return "spot" if job.there else "" if course.markets is Markets.SPOT else "od"
-
-
-def no_way_back(job: Job) -> str:
-    """Ask the planner, and stay on demand."""
-    job.way_back = False
-    return ours(job)
-
-
-def uniform(job: Job, *, eager: bool = False) -> str:
-    """Follow the straight line from nothing to all of the work at the deadline."""
-    if job.mode == "spot":
-        return "spot"
-    left = job.deadline - job.at - (job.work - job.done) - job.gap
-    job.netted = job.netted or left < 2 * job.start
-    if job.netted:
-        return "od"
-    pace = job.work / job.deadline
-    ahead = job.done - job.at * pace
-    if job.mode == "od":
-        if ahead >= 2 * job.start * pace:
-            return "spot" if job.there else ""
-        return "spot" if eager and job.there and ahead >= 0 and job.boot <= 0 else "od"
-    if job.there:
-        return "spot"
-    return "od" if ahead < 0 else ""
-
-
-def uniform_eager(job: Job) -> str:
-    """Follow the line, and leave on demand early."""
-    return uniform(job, eager=True)
-
-
-def greedy_with_net(job: Job) -> str:
-    """Idle without spot, and go on demand for good when there is no more time."""
-    if job.mode:
-        return job.mode
-    left = job.deadline - job.at - (job.work - job.done) - job.gap
-    return "od" if left < 2 * job.start else "spot" if job.there else ""
-
-
-def greedy(job: Job) -> str:
-    """Take spot alone."""
-    return "spot" if job.there else ""
-
-
-def first_loss(job: Job) -> str:
-    """Take spot, and go on demand for good when there is none."""
-    return "od" if job.mode == "od" else "spot" if job.there else "od"
-
-
-def on_demand(_job: Job) -> str:
-    """Take no spot machine."""
-    return "od"
-
-
-POLICIES: dict[str, Policy] = {
-    "**ours**": ours,
-    "ours, no way back": no_way_back,
-    "uniform progress": uniform,
-    "uniform progress, eager": uniform_eager,
-    "greedy with a net": greedy_with_net,
-    "on demand at the first loss": first_loss,
-    "greedy": greedy,
-    "on demand": on_demand,
-}
-
-
-def play(policy: Policy, job: Job, there: Sequence[bool]) -> tuple[float, bool]:
-    """Return (cost in hours on demand, whether it was done in time). A job is given up at three times its deadline."""
-    cost, sample = 0.0, 0
-    while job.done < job.work - ENOUGH and job.at < 3 * job.deadline:
-        job.there = there[sample % len(there)]
-        if not job.there:
-            job.mode, job.beside = ("" if job.mode == "spot" else job.mode), None
-        mode, _, beside = policy(job).partition("+")
-        if mode != job.mode:
-            job.mode, job.boot, job.beside = mode, (job.start if mode else 0.0), None
-        if beside and job.beside is None:
-            job.beside = job.start
-        cost += _advance(job)
-        sample += 1
-    return cost, job.done >= job.work - ENOUGH and job.at <= job.deadline + ENOUGH
-
-
-def _advance(job: Job) -> float:
-    """Let the job go on until the next sample, or its end. Return what that costs."""
-    span = job.gap
-    if job.mode:
-        booting = min(job.boot, span)
-        span = booting + min(span - booting, job.work - job.done)
-        job.boot -= booting
-        job.done += span - booting
-    cost = span * {"": 0.0, "spot": SHARE, "od": 1.0}[job.mode]
-    if job.beside is not None:
-        cost += span * SHARE
-        job.beside -= span
-        if job.beside <= ENOUGH:
-            job.mode, job.boot, job.beside = "spot", 0.0, None
-    job.at += span
-    return cost
-
-
-def bound(job: Job, there: Sequence[bool]) -> float:
-    """Return what no policy can go below."""
-    spot, run, at = 0.0, 0.0, 0.0
-    for sample in range(int(job.deadline / job.gap) + 1):
-        if there[sample % len(there)] and at < job.deadline:
-            run += min(job.gap, job.deadline - at)
-        else:
-            spot, run = spot + max(0.0, run - job.start), 0.0
-        at += job.gap
-    spot = min(job.work, spot + max(0.0, run - job.start))
-    return spot * SHARE + (job.work - spot)
-
-
-def read(folder: Path) -> list[Trace]:
-    """Read every trace of availability."""
+    rules: list[tuple[str, Policy, Trace]] = [
+        (name, policy, trace) for name, policy in (ONE_ZONE if len(regions) == 1 else ALL_ZONES).items()
+    ]
+    if len(regions) > 1:
+        alone = trace.zone(draw.randrange(len(regions)))
+        rules[-1:-1] = [(ONE, ONE_ZONE["spot alone"], alone)]
     found = []
-    for path in sorted(folder.rglob("*.json")):
-        if "preemption" in path.parts:
-            continue
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        most = max(raw["data"], default=0)
-        if most:
-            there = tuple(sample >= most for sample in raw["data"])
-            found.append(Trace(str(path.relative_to(folder)), raw["metadata"]["gap_seconds"] / 3600.0, there))
-    return found
+    for name, policy, where in rules:
+        cost, made = play(policy, job(where), where.free)
+        found.append((name, cost / (work + start), not made))
+    return [*found, (BEST, best(job(trace), trace.free) / (work + start), False)]
 
 
-def compare(traces: Sequence[Trace], work: float, factor: float, start: float, times: int) -> dict[str, list[float]]:
-    """Return by policy the costs, as shares of that on demand from the beginning; missed deadlines as 'NAME missed'."""
-    draw = random.Random(7)
-    found: dict[str, list[float]] = {name: [] for name in (*POLICIES, "bound")}
-    found |= {f"{name} missed": [] for name in POLICIES}
-    for trace in traces:
-        for _ in range(times):
-            first = draw.randrange(len(trace.there))
-            there = trace.there[first:] + trace.there[:first]
-            for name, policy in POLICIES.items():
-                job = Job(work, factor * (work + start) + trace.gap, start, trace.gap)
-                cost, made = play(policy, job, there)
-                found[name].append(cost / (work + start))
-                found[f"{name} missed"].append(float(not made))
-            job = Job(work, factor * (work + start) + trace.gap, start, trace.gap)
-            found["bound"].append(bound(job, there) / (work + start))
-    return found
+def table(traces: Sequence[Trace], found: Sequence[Row]) -> list[str]:
+    """Return the lines of a table: mean over the seeds, plus or minus their standard deviation."""
+    del traces
+    lines = [
+        "| policy | " + " | ".join(f"{factor:g} x, {start:g} h" for start, factor in CELLS) + " |",
+        "|---|" + "---|" * len(CELLS),
+    ]
+    for name in found[0]:
+        row = []
+        for cell in found:
+            means, lates = cell[name]
+            late = f" ({statistics.fmean(lates):.0%} late)" if any(lates) else ""
+            spread = statistics.stdev(means) if len(means) > 1 else 0.0
+            row.append(f"{statistics.fmean(means):.3f} ± {spread:.3f}{late}")
+        lines.append(f"| {name} | " + " | ".join(row) + " |")
+    return lines
 
 
 def main() -> int:
-    """Print the table."""
+    """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--work", type=float, default=24.0, help="hours of training")
-    parser.add_argument("--times", type=int, default=20, help="beginnings for each trace")
+    parser.add_argument("--times", type=int, default=1, help="beginnings for each trace and seed")
+    parser.add_argument("--seeds", type=int, default=5)
     given = parser.parse_args()
     traces = read(given.folder)
     if not traces:
         parser.error("no trace of availability in that folder")
-    cells = [(start, factor) for start in STARTS_H for factor in FACTORS]
-    found = {cell: compare(traces, given.work, cell[1], cell[0], given.times) for cell in cells}
-    print(f"{len(traces)} traces, {given.times} beginnings each, {given.work:g} h of work\n")
-    print("| policy | " + " | ".join(f"{factor:g} x, {start:g} h" for start, factor in cells) + " |")
-    print("|---|" + "---|" * len(cells))
-    for name in (*POLICIES, "bound"):
-        row = []
-        for cell in cells:
-            missed = statistics.fmean(found[cell].get(f"{name} missed", [0.0]))
-            late = f" ({missed:.0%} late)" if missed else ""
-            row.append(f"{statistics.fmean(found[cell][name]):.3f}{late}")
-        print(f"| {name} | " + " | ".join(row) + " |")
+    zones = together(traces)
+    begin = time.monotonic()
+    jobs = [(traces, given.times), ([zones], given.times * 5)]
+    with ProcessPoolExecutor(os.process_cpu_count() if hasattr(os, "process_cpu_count") else os.cpu_count()) as pool:
+        for some, times in jobs:
+            found = [*pool.map(partial(compare, some, given.work, times, given.seeds), CELLS)]
+            where = f"{len(some)} traces" if len(some[0].zones) == 1 else f"{len(some[0].zones)} zones together"
+            print(f"{where}, {given.seeds} seeds of {times} beginnings each, {given.work:g} h of work\n", flush=True)
+            print("\n".join(table(some, found)), end="\n\n", flush=True)
+    print(f"{time.monotonic() - begin:.0f} s, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
     return 0
 
 

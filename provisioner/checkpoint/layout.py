@@ -15,6 +15,9 @@ SWEEPS = "sweeps"
 CHECKPOINTS = "checkpoints"
 RUNTIME = "runtime"
 WORKDIR = "workdir"
+SHARED_RUNTIME = ".runtime"
+"""Beside the jobs, whose names have no dot: what starts a node is the same for all of them. Older releases put it into
+each job's own ``RUNTIME``."""
 
 _MANIFEST = re.compile(r"checkpoints/([0-9]{12})-([0-9]{6})\.json")
 _LOG_PART = re.compile(r"/log/([0-9]{6,12})\.txt\.zst$")

@@ -89,6 +89,11 @@ class Store:
         """Return the store below ``folder``, e.g. the job's name. It shares the counters."""
         return Store(self._place, f"{self.uri.rstrip('/')}/{folder}", f"{self._prefix}{folder}/", self._line)
 
+    def above(self) -> Store:
+        """Return the store that this one is a folder of: what all jobs share."""
+        outer = self._prefix.rstrip("/").rpartition("/")[0]
+        return Store(self._place, self.uri.rstrip("/").rpartition("/")[0], f"{outer}/" if outer else "", self._line)
+
     def get(self, key: str) -> bytes | None:
         """Return an object, or None where there is none. Raises Unreachable, Unauthorized, StoreError."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -16,6 +17,10 @@ from provisioner.cli import metrics, streams
 from provisioner.cli.sweep import duration
 from provisioner.cli.timeline import line
 from provisioner.errors import ExitCode
+
+DESCRIPTORS, DESCRIPTORS_A_JOB = 512, 8
+"""Open files of a controller, and of each of its jobs: measured are 4 at AutoDL (`benchmarks/scale.py`); AWS keeps more
+connections."""
 
 
 def _limits(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
@@ -84,6 +89,7 @@ def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
+    _allow_descriptors(jobs)
     options = ServeOptions(jobs, machines, once, sweep_every, sweep_older)
     show = _printer(as_json=as_json)
     with metrics.served(metrics_port, metrics_address) as hear:
@@ -102,6 +108,15 @@ def serve(
     if failed:
         streams.tell(f"failover: failed: {', '.join(sorted(failed))}")
     return int(ExitCode.JOB_FAILED) if failed else 0
+
+
+def _allow_descriptors(jobs: int) -> None:
+    """Raise this process's own limit of open files, often 1024, to what so many jobs need, as far as it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS + DESCRIPTORS_A_JOB * jobs
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _lost(why: str) -> None:

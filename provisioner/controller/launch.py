@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 
 from provisioner import assets
@@ -40,6 +42,10 @@ BODY_COMPARED = frozenset({"aws", "gcp"})
 """Clouds that compare a request with the earlier one of the same token."""
 LINK_S = 6 * 3600.0
 """How long a start link is asked for. Links signed with a session end with it, whatever is asked for."""
+SHARED_S = 600.0
+"""How long a part of the runtime that was seen in the store is not asked for again, in seconds."""
+_sharing = threading.Lock()
+_shared: dict[tuple[str, str], float] = {}
 
 
 def open_job_store(config: Config, environ: Mapping[str, str]) -> Store:
@@ -110,11 +116,9 @@ class Launcher:
         self.data.look()
         wheels = []
         for wheel in () if self.config.job.runtime == "bundle" else runtime_wheels(cache_root(self.environ)):
-            data = wheel.read_bytes()
-            digest = hashlib.sha256(data).hexdigest()
-            key = f"{layout.RUNTIME}/{digest[:16]}/{wheel.name}"
-            if not self.store.exists(key):
-                self.store.put(key, data)
+            digest = _digest(wheel, wheel.stat().st_mtime_ns)
+            key = f"{layout.SHARED_RUNTIME}/{digest[:16]}/{wheel.name}"
+            self._share(key, wheel)
             wheels.append((key, digest))
         return Published(tuple(wheels), self._publish_workdir(), self._publish_bundle(bundle), problem)
 
@@ -188,7 +192,7 @@ class Launcher:
             "cloud": offer.cloud,
             "store": node_store(settings.main, offer, self.environ, role=self._has_role(offer)),
             "runtime": [
-                {"name": key.rsplit("/", 1)[-1], "url": self.store.sign(key, LINK_S), "sha256": digest}
+                {"name": key.rsplit("/", 1)[-1], "url": self._link(key), "sha256": digest}
                 for key, digest in published.wheels
             ],
             "command": [*job.command],
@@ -226,14 +230,14 @@ class Launcher:
         lines = [("runtime", job.runtime), ("end-url", self.store.sign(layout.heartbeat(epoch), LINK_S, "PUT"))]
         if published.bundle is not None:
             key, digest = published.bundle[:2]
-            lines += [("bundle-url", self.store.sign(key, LINK_S)), ("bundle-sha256", digest)]
+            lines += [("bundle-url", self._link(key)), ("bundle-sha256", digest)]
         elif published.no_bundle:
             lines.append(("no-bundle", published.no_bundle))
         if job.image is None or offer.cloud == "autodl":  # an AutoDL machine is a container already
             return lines
         lines += [("image", job.image), ("read-only", "yes" if job.image_read_only else "no")]
         if job.image.startswith(STORED):
-            return [*lines, ("archive", self._above().sign(job.image.removeprefix(STORED), LINK_S))]
+            return [*lines, ("archive", self.store.above().sign(job.image.removeprefix(STORED), LINK_S))]
         lines += [("pull", name) for name in launch_runtime.pull_names(job.image, job.image_mirrors)]
         if job.image_login is not None:
             password = self.environ[job.image_login.secret].strip()
@@ -261,20 +265,30 @@ class Launcher:
     def _publish_bundle(self, bundle: Bundle | None) -> tuple[str, str] | None:
         if bundle is None:
             return None
-        key = f"{layout.RUNTIME}/{bundle.sha256}.tar.gz"
-        if not self.store.exists(key):
-            self.store.put(key, bundle.path.read_bytes())
+        key = f"{layout.SHARED_RUNTIME}/{bundle.sha256}.tar.gz"
+        self._share(key, bundle.path)
         return key, bundle.sha256
+
+    def _share(self, key: str, path: Path) -> None:
+        """Put a part of the runtime where all jobs find it, unless it is there."""
+        shared = self.store.above()
+        with _sharing:  # many jobs begin at once, and one of them sends it
+            if time.monotonic() < _shared.get((shared.uri, key), 0.0):
+                return
+            if not shared.exists(key):
+                shared.put(key, path.read_bytes())
+            _shared[shared.uri, key] = time.monotonic() + SHARED_S
+
+    def _link(self, key: str) -> str:
+        """Return a link to a part of the runtime; one that an older release published is the job's own."""
+        own = key.startswith(f"{layout.RUNTIME}/")
+        return (self.store if own else self.store.above()).sign(key, LINK_S)
 
     def _find_image(self) -> None:
         image = self.config.job.image or ""
-        if image.startswith(STORED) and not self._above().exists(image.removeprefix(STORED)):
+        if image.startswith(STORED) and not self.store.above().exists(image.removeprefix(STORED)):
             uri = f"{self.config.checkpoint.main.uri.rstrip('/')}/{image.removeprefix(STORED)}"
             raise ConfigError(f"job.image: there is no {uri}", hint="docker save IMAGE | gzip, and upload it there")
-
-    def _above(self) -> Store:
-        """Return the store that all jobs share."""
-        return open_as_controller(self.config.checkpoint.main, self.environ)
 
     def _replicas(self, offer: Offer) -> list[dict[str, object]]:
         """Return how a machine opens the replicas, nearest first, with the job's own store in its place among them."""
@@ -298,6 +312,14 @@ class Launcher:
         if not self.store.exists(key):
             self.store.put(key, data)
         return key
+
+
+@lru_cache(maxsize=64)
+def _digest(path: Path, changed_ns: int) -> str:
+    """Return the SHA-256 of a file as it was then: thirty megabytes that every job would read anew."""
+    del changed_ns
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def start_object(lines: Sequence[tuple[str, str]], bootstrap: Mapping[str, object]) -> bytes:

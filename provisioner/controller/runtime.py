@@ -37,14 +37,22 @@ _NODE_ROOMS = ("checkpoint", "node", "telemetry")
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+_made: dict[tuple[Path, tuple[str, ...]], list[Path]] = {}
 
 
 def runtime_wheels(cache: Path, *, pythons: Iterable[str] = PYTHONS, run: Run = subprocess.run) -> list[Path]:
-    """Return all wheels that a node needs, sorted by name. Raises Unreachable when they cannot be had."""
+    """Return all wheels that a node needs, sorted by name. Raises Unreachable when they cannot be had.
+
+    What this process has made already is not made anew for its next job.
+    """
+    asked = (cache, tuple(pythons))
+    if (made := _made.get(asked)) and all(path.exists() for path in made):
+        return made
     cache.mkdir(parents=True, exist_ok=True)
     with _locked(cache):
-        wheels = [build_wheel(cache / "own"), *collect(cache, tuple(pythons), run=run)]
-    return sorted(wheels, key=lambda path: path.name)
+        wheels = [build_wheel(cache / "own"), *collect(cache, asked[1], run=run)]
+    _made[asked] = sorted(wheels, key=lambda path: path.name)
+    return _made[asked]
 
 
 def build_wheel(directory: Path) -> Path:

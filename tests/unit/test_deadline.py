@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.policy import POLICIES, Job, play
 from provisioner import planner
 from provisioner.config import Config, parse
 from provisioner.controller.records import Begun, Claimed, Placement, Released, Watched
@@ -57,12 +56,6 @@ def test_whatever_spot_machines_do_the_job_is_in_time_where_on_demand_alone_woul
         trained = min(gap - used, work - done)
         done, at = done + trained, at + (used + trained if mode else gap)
         assert at <= deadline + 1e-6
-
-
-@given(there=traces, factor=st.floats(1, 2), start=st.sampled_from([0.1, 0.3]))
-def test_the_benchmark_plays_ours_never_late_either(there, factor, start):
-    job = Job(6.0, factor * (6.0 + start) + 0.1, start, 0.1)
-    assert play(POLICIES["**ours**"], job, there)[1]
 
 
 FALLBACK = "[{aws: {regions: [us-east-1, us-west-2], instance_types: [g4dn.xlarge]}}]"

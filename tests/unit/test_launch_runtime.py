@@ -65,15 +65,21 @@ def test_a_bundle_goes_into_the_store_once(tmp_path, monkeypatch):
     monkeypatch.setattr(runtime_bundle, "build", lambda _: bundle(tmp_path))
     made = launcher(tmp_path, ", runtime: bundle")
     published = made.publish()
-    key = f"runtime/{'ab' * 32}.tar.gz"
+    key, shared = f".runtime/{'ab' * 32}.tar.gz", made.store.above()
     assert published.bundle == (key, "ab" * 32)
-    assert made.store.get(key) == b"tar"
-    made.store.put(key, b"sent before")
+    assert shared.get(key) == b"tar"
+    shared.put(key, b"another job has sent it")
     assert made.publish() == published
-    assert made.store.get(key) == b"sent before"
+    assert shared.get(key) == b"another job has sent it"
     orders = dict(made._orders(OFFER, 1, published))
-    assert orders["bundle-url"].endswith(key)
+    assert orders["bundle-url"] == shared.sign(key, 60.0)
     assert orders["bundle-sha256"] == "ab" * 32
+
+
+def test_a_run_that_an_older_release_published_starts_from_the_job_s_own_runtime(tmp_path):
+    made, key = launcher(tmp_path, ""), f"runtime/{'ab' * 32}.tar.gz"
+    orders = dict(made._orders(OFFER, 1, Published((), None, (key, "ab" * 32))))
+    assert orders["bundle-url"] == made.store.sign(key, 60.0)
 
 
 def test_a_bundle_that_cannot_be_made_stops_only_who_asked_for_it(tmp_path, monkeypatch):

@@ -106,6 +106,23 @@ def test_what_the_operator_wants_is_done_at_once_or_kept_for_the_controller(stor
     assert (store.cancel("digits", gently=True), store.resume("digits")) == (State.CANCELLED, None)
 
 
+def test_a_controller_is_not_shown_again_what_it_runs_until_somebody_wants_something_of_it(store: JobStore) -> None:
+    for name in ("mine", "theirs", "waits", "over"):
+        store.submit(name, f"{name}.yaml", FILE)
+    for name, controller in (("mine", "us"), ("theirs", "them"), ("over", "us")):
+        assert (job := store.get(name)) is not None
+        assert store.take(job, controller, "flow-1")
+    store.end("over", "us", State.DONE, "")
+
+    def shown(*aside: str) -> list[str]:
+        return [job.name for job in store.to_look_at("us", aside)]
+
+    assert shown() == ["theirs", "waits"]
+    assert shown("mine", "over") == ["mine", "theirs", "waits"]
+    store.pause("mine")
+    assert shown() == ["mine", "theirs", "waits"]
+
+
 def test_two_state_roots_in_one_database_do_not_see_each_others_jobs(url: str, tmp_path: Path) -> None:
     shared = {"FAILOVER_DATABASE_URL": url}
     one, two = (JobStore(Database({**shared, "FAILOVER_STATE_DIR": str(tmp_path / name)})) for name in "ab")

@@ -188,6 +188,15 @@ class JobStore:
         """Return the jobs of other state directories in the database that have not ended. Raises CloudError."""
         return [job for job in self.jobs(OPEN, all_roots=True) if job.root != self.root]
 
+    @answered
+    def to_look_at(self, controller: str, aside: Collection[str]) -> list[QueuedJob]:
+        """List what has not ended, but for what this controller runs and nobody wants anything of.
+
+        ``aside`` names jobs that are its own and that it does not run just now.
+        """
+        wanted = sa.or_(JOBS.c.controller != controller, JOBS.c.wish != Wish.NONE, JOBS.c.name.in_([*aside]))
+        return self._select(JOBS.c.root == self.root, JOBS.c.state.in_([State.QUEUED, State.RUNNING]), wanted)
+
     # -- what a controller does, with the job's lock held --------------------------------------------------------------
 
     @answered

@@ -131,7 +131,7 @@ class Server:
         """Look at the queue once. Return whether nothing is left to do."""
         self._note_steps()
         self._let_go()
-        rows = self.serving.store.jobs((State.QUEUED, State.RUNNING))
+        rows = self.serving.store.to_look_at(self.name, self._later)
         for row in rows:
             if row.name in self._jobs:
                 self._jobs[row.name].wish(row.wish)
