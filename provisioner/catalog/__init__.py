@@ -16,6 +16,7 @@ from provisioner.catalog.gpus import (
     canonical,
     card,
     cuda_problem,
+    found_gib,
     gpu_names,
     matches,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "cuda_problem",
     "egress",
     "egress_cost",
+    "found_gib",
     "gcp_absent",
     "gcp_machine_types",
     "gcp_offers",

@@ -8,6 +8,9 @@ from functools import cache, lru_cache
 
 from provisioner.catalog.tables import Card, cards
 
+_INLINE_ECC = frozenset({"T4", "T4g", "A10G", "L4", "L20", "L40S", "P4", "K80", "M60"})
+"""Cards that keep their error correction in the memory that they are sold with."""
+
 AUTODL_REGIONS = (
     "westDC2", "westDC3", "beijingDC1", "beijingDC2", "beijingDC3", "beijingDC4", "neimengDC1", "neimengDC3",
     "foshanDC1", "chongqingDC1", "yangzhouDC1",
@@ -60,6 +63,14 @@ def _matches(names: tuple[str, ...], offered: str) -> bool:
     ours = canonical(offered)
     group = cards()[ours].group if ours in cards() else ""
     return any(name == offered or (ours is not None and canonical(name) in {ours, group or ours}) for name in names)
+
+
+def found_gib(name: str, vram_gb: float) -> float:
+    """Return how many of a card's GiB PyTorch finds there: of a T4's 16 it is 14.56, of a V100's 15.77.
+
+    The shares are the least that PyTorch's messages of full cards show: L4 22.05 of 24, L40S 44.5 of 48, A4000 15.6.
+    """
+    return vram_gb * (0.91 if canonical(name) in _INLINE_ECC else 0.97)
 
 
 def cuda_problem(name: str, cuda: tuple[int, int] | None) -> str:

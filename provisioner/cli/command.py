@@ -17,6 +17,7 @@ COMMANDS = {
     "config": ("provisioner.cli.config:config_group", "Check a failover.yaml; print its JSON schema."),
     "check": ("provisioner.cli.check:check", "Show AutoDL's stock, prices and balance; wait for cards."),
     "plan": ("provisioner.cli.plan:plan", "Show where the job would run, and why."),
+    "fit": ("provisioner.cli.fit:fit", "Show which cards hold a PyTorch script, and how fast."),
     "catalog": ("provisioner.cli.catalog:catalog_group", "List GPU machines, zones and prices; bring them up to date."),
     "run": ("provisioner.cli.run:run", "Run the job until it is done, wherever there are GPUs."),
     "submit": ("provisioner.cli.queue:submit", "Put jobs into the queue."),

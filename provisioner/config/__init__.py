@@ -16,6 +16,7 @@ from provisioner.config.checkpoint import CheckpointConfig, KeepBestConfig, Stor
 from provisioner.config.document import MAX_BYTES, Unreadable, dotted, read
 from provisioner.config.explain import explain
 from provisioner.config.failback import FailbackConfig
+from provisioner.config.fit import FitConfig
 from provisioner.config.mistakes import ConfigMistakes, Mistake
 from provisioner.config.models import Config, EstimateConfig, JobConfig, PolicyConfig, ResourcesConfig
 from provisioner.config.places import (
@@ -40,6 +41,7 @@ __all__ = [
     "EstimateConfig",
     "FailbackConfig",
     "FallbackConfig",
+    "FitConfig",
     "GcpConfig",
     "JobConfig",
     "KeepBestConfig",

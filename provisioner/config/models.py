@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 from provisioner.config.checkpoint import CheckpointConfig
 from provisioner.config.data import DataConfig
 from provisioner.config.failback import Failback, FailbackConfig
+from provisioner.config.fit import FitConfig
 from provisioner.config.names import (
     Country,
     GpuModel,
@@ -21,6 +22,7 @@ from provisioner.config.places import Fallback, PrimaryConfig
 from provisioner.config.section import DurationOrAuto, Names, Section, word
 from provisioner.config.terraform import TerraformConfig
 from provisioner.config.values import Amount, Cuda, Duration, DurationOrZero, Text, matching, mistake
+from provisioner.fitting import Measured
 
 _LIST = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 
@@ -181,6 +183,16 @@ class JobConfig(Section):
         "each time with half the `FAILOVER_BATCH_SCALE`.",
     )
     estimate: EstimateConfig = Field(default_factory=EstimateConfig, description="How long it is, for the planner.")
+    fit: FitConfig | None = Field(
+        default=None,
+        description="What it needs of a card, as `failover fit SCRIPT --yaml` writes it. Left out, only "
+        "`resources.min_vram_gb` asks for memory.",
+    )
+
+    @property
+    def measured(self) -> Measured | None:
+        """What ``failover fit`` measured, to reckon with."""
+        return None if self.fit is None else self.fit.measured()
 
 
 class ResourcesConfig(Section):

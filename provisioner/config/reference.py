@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from provisioner.config.checkpoint import CheckpointConfig, KeepBestConfig, StoreConfig
 from provisioner.config.data import DataConfig
 from provisioner.config.failback import FailbackConfig
+from provisioner.config.fit import FitConfig, LineConfig, PassesConfig
 from provisioner.config.models import (
     Config,
     EstimateConfig,
@@ -37,6 +38,9 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("job", JobConfig),
     ("job.image_login", ImageLoginConfig),
     ("job.estimate", EstimateConfig),
+    ("job.fit", FitConfig),
+    ("job.fit.ways.NAME", PassesConfig),
+    ("job.fit.ways.NAME.moved", LineConfig),
     ("resources", ResourcesConfig),
     ("checkpoint", CheckpointConfig),
     ("checkpoint.keep_best", KeepBestConfig),

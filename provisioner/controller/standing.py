@@ -50,7 +50,7 @@ def measured_hours(config: Config, past: Sequence[Placement]) -> float | None:
 def paced_hours(config: Config, offer: Offer, seconds: float, trained: int) -> float | None:
     """Return the same by the pace of one machine, which trained so many steps in so many seconds."""
     steps, estimate = config.job.steps, config.job.estimate
-    work = Work(on=estimate.on, speeds=estimate.speeds, compute_share=estimate.compute_share)
+    work = Work(on=estimate.on, speeds=estimate.speeds, compute_share=estimate.compute_share, fit=config.job.measured)
     fast = speed(work, offer.gpu.name)
     if steps is None or fast is None or seconds < PACE_S or trained <= 0:
         return None

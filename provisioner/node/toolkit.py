@@ -1,7 +1,7 @@
 """Puts ``provisioner.node.torch`` where the training command finds it, whatever its Python has installed.
 
-Only that package is copied, and what it shares with the node: the node's own libraries fit the node's Python, not the
-training's.
+Only that package is copied, and what it shares with the node and the planner: the node's own libraries fit the node's
+Python, not the training's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def lay_out(target: Path) -> Path | None:
         )
         for name in _SHARED:
             shutil.copy(here / name, package / "node" / name)
-        shutil.copy(here.parent / "py.typed", package / "py.typed")
+        for name in ("py.typed", "fitting.py"):
+            shutil.copy(here.parent / name, package / name)
         for folder, source in ((package, here.parent), (package / "node", here)):
             (folder / "__init__.py").write_text((source / "__init__.py").read_text("utf-8") + _MORE, "utf-8")
     except OSError:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from provisioner import catalog
 from provisioner.catalog import geography
 from provisioner.config import AwsConfig, Config, GcpConfig
+from provisioner.fitting import Measured
 from provisioner.model import Market, Money, Offer
+from provisioner.planner import fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Block:
     countries: tuple[str, ...] = ()
     home: bool = False
     driver: int | None = None
+    fit: Measured | None = None
 
     def mismatch(self, offer: Offer) -> str:
         """Say why an offer is not of this place, or nothing."""
@@ -71,7 +74,13 @@ class Block:
         if offer.available is not None and offer.available < max(1, gpu.count):
             free = {0: "no card is", 1: "1 card is"}.get(offer.available, f"{offer.available} cards are")
             return f"{free} free, {gpu.count} are needed" if offer.available else f"{free} free"
-        return catalog.cuda_problem(gpu.name, self.cuda) or self._wrong_driver(gpu.name)
+        return catalog.cuda_problem(gpu.name, self.cuda) or self._wrong_driver(gpu.name) or self._does_not_hold(offer)
+
+    def _does_not_hold(self, offer: Offer) -> str:
+        if self.fit is None:
+            return ""
+        found = fits.choice(self.fit, offer.gpu.name, offer.gpu.vram_gb)
+        return "" if found.fits else f"{offer.gpu.name}: {found.why} (job.fit)"
 
     def _wrong_driver(self, name: str) -> str:
         card = catalog.card(name)
@@ -102,7 +111,7 @@ def blocks(config: Config) -> tuple[Block, ...]:
     """Return the places of a configuration in the order of the file."""
     wanted = config.resources
     job = Block("", "", gpus=wanted.gpus, count=wanted.count, min_vram_gb=wanted.min_vram_gb, cuda=wanted.cuda)
-    job = replace(job, countries=wanted.countries, driver=wanted.driver)
+    job = replace(job, countries=wanted.countries, driver=wanted.driver, fit=config.job.measured)
     found = []
     if config.primary is not None:
         autodl = config.primary.autodl

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from provisioner import catalog
 from provisioner.model import Market, Offer
+from provisioner.planner import fits
 from provisioner.planner.expected import BOOT_S, SPOT_SHARE, Way
 from provisioner.planner.ranking import Candidate, Ranked, elsewhere, lost_region, lost_zone
 from provisioner.planner.terms import Terms
@@ -67,6 +68,8 @@ def _speed_words(one: Ranked, terms: Terms) -> str:
     card, reference = catalog.card(name), catalog.card(work.on)
     if card is None or reference is None or {card.name, card.group} & set(work.speeds):
         return "as measured (job.estimate.speeds)"
+    if work.fit is not None and fits.speedup(work.fit, work.on, name):
+        return "by the steps that job.fit makes of both cards"
     return (
         f"from {card.fp16_tflops:g} to {reference.fp16_tflops:g} FP16 TFLOPS and {card.bandwidth_gbs:g} to "
         f"{reference.bandwidth_gbs:g} GB/s"

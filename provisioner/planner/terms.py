@@ -117,6 +117,7 @@ def terms(
             checkpoint_gb=estimate.checkpoint_gb,
             every_s=every_s,
             done=min(1.0, max(0.0, at.done or 0.0)),
+            fit=config.job.measured,
         ),
         stores=tuple(stores),
         seen=at.seen,

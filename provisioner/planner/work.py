@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from provisioner import catalog
+from provisioner.fitting import Measured
+from provisioner.planner import fits
 
 ASSUMED_HOURS = 10.0
 """Length of a job whose operator gave none: long enough that starting is not all, short enough to be usual."""
@@ -29,6 +31,8 @@ class Work:
     checkpoint_gb: float | None = None
     every_s: float = ASSUMED_EVERY_S
     done: float = 0.0
+    fit: Measured | None = None
+    """What ``failover fit`` measured; None: nobody did."""
 
     @property
     def left(self) -> float:
@@ -39,8 +43,9 @@ class Work:
 def speed(work: Work, gpu: str) -> float | None:
     """Return how many times as fast as on its reference card the job trains on another; None where nobody knows.
 
-    A measured speed counts before all. Else a step on the reference card is taken to wait for arithmetic during
-    ``compute_share`` of its time and for memory during the rest, and each part shrinks with the figure of the card:
+    A measured speed counts before all, then what ``job.fit`` makes of both cards. Else a step on the reference card is
+    taken to wait for arithmetic during ``compute_share`` of its time and for memory during the rest, and each part
+    shrinks with the figure of the card:
 
         1 / speed = share * TFLOPS(on) / TFLOPS(gpu) + (1 - share) * bandwidth(on) / bandwidth(gpu)
     """
@@ -51,6 +56,8 @@ def speed(work: Work, gpu: str) -> float | None:
         return measured
     if card is not None and reference is not None and card.name == reference.name:
         return 1.0
+    if work.fit is not None and (times := fits.speedup(work.fit, work.on, gpu)):
+        return times
     if card is None or reference is None or not _figures(card) or not _figures(reference):
         return None
     arithmetic = work.compute_share * reference.fp16_tflops / card.fp16_tflops

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from provisioner.node.torch.autobatch import AutoBatch
     from provisioner.node.torch.efficiency import advising
+    from provisioner.node.torch.fitted import Plan, fit
     from provisioner.node.torch.foreign import ForeignMemory
     from provisioner.node.torch.loaders import resumable
     from provisioner.node.torch.moments import Stopped
@@ -23,9 +24,11 @@ else:  # for type checkers a name that is not above is a mistake
         "AutoBatch": "autobatch",
         "Checkpointing": "saving",
         "ForeignMemory": "foreign",
+        "Plan": "fitted",
         "Stopped": "moments",
         "advising": "efficiency",
         "checkpointing": "saving",
+        "fit": "fitted",
         "resumable": "loaders",
     }
 
@@ -42,4 +45,14 @@ else:  # for type checkers a name that is not above is a mistake
         return __all__
 
 
-__all__ = ["AutoBatch", "Checkpointing", "ForeignMemory", "Stopped", "advising", "checkpointing", "resumable"]
+__all__ = [
+    "AutoBatch",
+    "Checkpointing",
+    "ForeignMemory",
+    "Plan",
+    "Stopped",
+    "advising",
+    "checkpointing",
+    "fit",
+    "resumable",
+]

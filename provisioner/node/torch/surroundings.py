@@ -43,6 +43,12 @@ class Surroundings:
         return self._number("FAILOVER_BATCH_SCALE") or 1.0
 
     @property
+    def fit_file(self) -> Path | None:
+        """Return where ``failover fit`` wants what was measured; None in a training."""
+        given = self._environ.get("FAILOVER_FIT_FILE")
+        return Path(given) if given else None
+
+    @property
     def is_elastic(self) -> bool:
         """Say whether torchrun started this process."""
         return "TORCHELASTIC_RUN_ID" in self._environ
