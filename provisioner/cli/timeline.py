@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 
 from provisioner.cli import streams
+from provisioner.clock import now as unix_now
 
 LINES: dict[str, str] = {
     "begin": "job {job} ({uid}), epoch {epoch}",
@@ -72,11 +72,11 @@ def line(event: Mapping[str, object]) -> str | None:
 
 def printer(started: float | None = None) -> Callable[[dict[str, object]], None]:
     """Return a listener that prints each event with the seconds since the start. It outlives whoever reads it."""
-    zero = time.time() if started is None else started
+    zero = unix_now() if started is None else started
 
     def show(event: dict[str, object]) -> None:
         text = line(event)
         if text:
-            streams.tell(f"{time.time() - zero:7.1f} s  {text}")
+            streams.tell(f"{unix_now() - zero:7.1f} s  {text}")
 
     return show
