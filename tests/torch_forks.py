@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import torch._dynamo  # noqa: F401 - every optimizer imports it: here once, not in each training
+
 
 def train(work: Callable[[], object], checkpoints: str, *, processes: int = 1, **environ: str) -> list[int]:
     """Run ``work`` in so many processes, one process group of their own; return their exit codes (-9: killed)."""
@@ -105,3 +107,11 @@ def interrupted(work: Callable[[], object], folder: Path, count: int, *, last: i
         assert set(train(work, here, processes=processes, RESULT=str(result))) == {0}, what
         assert result.read_text() == whole.read_text(), what
     print("all equal", whole.read_text())
+
+
+def differ(work: Callable[[], object], *aways: str) -> None:
+    """Take things away from ``work`` (``AWAY``), one by one: killed, it has to end otherwise than in one run."""
+    for away in aways:
+        for name, more in (("whole", {}), ("pieces", {"DIE": "6"}), ("pieces", {})):
+            train(work, f"{name}-{away}", RESULT=f"{name}-{away}.txt", AWAY=away, **more)
+        assert Path(f"whole-{away}.txt").read_text() != Path(f"pieces-{away}.txt").read_text(), away

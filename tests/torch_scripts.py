@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PYTHON = ROOT / ".venv-torch" / "bin" / "python"
+FORKS = {"PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}", "TRANSFORMERS_VERBOSITY": "error"}
 TORCHRUN = PYTHON.with_name("torchrun")
 
 needs_torch = [
@@ -54,3 +55,19 @@ def run(text: str, cwd: Path, environ: Mapping[str, str] | None = None, *, timeo
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+_QUIET = "\nimport warnings\nwarnings.simplefilter('ignore')\n"
+
+
+def interrupted(script: str, folder: Path, count: int, *, processes: int, last: int = 24, **environ: str) -> str:
+    """Kill the script's ``work``, and give it notice, ``count`` times each; see torch_forks. Return what it said."""
+    drive = f"torch_forks.interrupted(work, Path('.'), {count}, last={last}, processes={processes})\n"
+    said = run(script + _QUIET + drive, folder, {**FORKS, **environ}, timeout=120.0 + 60 * count)
+    assert "all equal" in said
+    return said
+
+
+def differ(script: str, folder: Path, *aways: str) -> None:
+    """Take away from the script's ``work`` one thing after the other: each has to make a difference."""
+    run(script + _QUIET + f"torch_forks.differ(work, *{aways!r})\n", folder, FORKS)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.torch_scripts import ROOT, needs_torch, run
+from tests.torch_scripts import differ, interrupted, needs_torch
 
 pytestmark = needs_torch
 
 # Augmentation, dropout, shuffling; 15 batches an epoch, two to a step: the last step of an epoch has one.
 SCRIPT = """
-import os, random, signal, warnings
+import os, random, signal
 from pathlib import Path
 import torch
 from accelerate import Accelerator
@@ -59,42 +59,23 @@ def work():
         sums = [value.double().sum().item().hex() for value in accelerator.unwrap_model(model).state_dict().values()]
         Path(os.environ["RESULT"]).write_text(repr((run.done, sums, random.random())))
 """
-DRIVE = """
-warnings.simplefilter("ignore")
-torch_forks.interrupted(work, Path("."), {count}, last=24, processes={processes})
-assert "(24, " in Path("whole.txt").read_text()
-"""
-AWAY = """
-warnings.simplefilter("ignore")
-for away in ("batches", "random"):
-    for name, more in (("whole", {}), ("pieces", {"DIE": "6"}), ("pieces", {})):
-        torch_forks.train(work, f"{name}-{away}", RESULT=f"{name}-{away}.txt", AWAY=away, **more)
-    assert Path(f"whole-{away}.txt").read_text() != Path(f"pieces-{away}.txt").read_text(), away
-"""
-ENVIRON = {"PYTHONPATH": str(ROOT)}
-
-
-def drive(folder, count: int, processes: int) -> None:
-    assert "all equal" in run(
-        SCRIPT + DRIVE.format(count=count, processes=processes), folder, ENVIRON, timeout=60.0 + 60 * count
-    )
 
 
 def test_killed_and_told_to_go_at_random_steps_it_ends_bit_for_bit_as_one_run(tmp_path):
-    drive(tmp_path, 1, processes=1)
+    assert "(24, " in interrupted(SCRIPT, tmp_path, 1, processes=1)
 
 
 @pytest.mark.slow
 def test_two_processes_save_and_leave_at_one_step_and_end_bit_for_bit_as_one_run(tmp_path):
-    drive(tmp_path, 3, processes=2)
+    interrupted(SCRIPT, tmp_path, 3, processes=2)
 
 
 @pytest.mark.slow
 def test_without_the_batches_or_the_random_generators_the_pieces_differ(tmp_path):
-    run(SCRIPT + AWAY, tmp_path, ENVIRON)
+    differ(SCRIPT, tmp_path, "batches", "random")
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("processes", [1, 2])
 def test_twenty_kills_and_twenty_notices(tmp_path, processes):
-    drive(tmp_path, 20, processes)
+    interrupted(SCRIPT, tmp_path, 20, processes=processes)

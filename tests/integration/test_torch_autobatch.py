@@ -66,6 +66,25 @@ print("same")
     assert said == "same\n"
 
 
+def test_without_it_the_batch_is_an_end_and_without_what_it_takes_back_the_numbers_differ(tmp_path):
+    run(
+        SETUP
+        + """
+from provisioner.node.torch import autobatch
+_, _, _, _, after = train()
+autobatch._Before.take_back = lambda before: None
+_, model, sizes, _, also_after = train(Card(most=9))
+assert sizes == [8] * 24 and after != also_after and int(model[1].num_batches_tracked) == 2
+AutoBatch.backward = lambda auto, batch, loss_of: loss_of(batch)
+try:
+    train(Card(most=9))
+except torch.OutOfMemoryError:
+    print("no room")
+""",
+        tmp_path,
+    )
+
+
 def test_after_three_halvings_the_node_is_told_and_begins_the_next_start_with_less(tmp_path):
     run(
         SETUP

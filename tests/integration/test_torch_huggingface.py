@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.torch_scripts import ROOT, needs_torch, run
+from tests.torch_scripts import differ, interrupted, needs_torch
 
 pytestmark = needs_torch
 
 # Dropout, shuffling, accumulation, evaluations by steps and by epochs.
 SCRIPT = """
-import os, random, signal, sys, warnings
+import logging, os, random, signal
 from pathlib import Path
 import torch
 from torch import nn
@@ -42,6 +42,8 @@ class Fate(TrainerCallback):
         if state.global_step + 1 == int(os.environ.get("TOLD", 0)) and args.process_index == args.world_size - 1:
             torch_forks.notice()
 
+logging.disable(logging.WARNING)
+
 def work():
     torch.set_num_threads(1)
     set_seed(3)
@@ -64,45 +66,26 @@ def work():
         result.write_text(repr((trainer.state.global_step, sums, trainer.state.epoch, random.random())))
         assert result.name != "whole.txt" or not list(Path(args.output_dir).glob("checkpoint-*"))
 """
-DRIVE = """
-import logging
-logging.disable(logging.WARNING)
-warnings.simplefilter("ignore")
-torch_forks.interrupted(work, Path("."), {count}, last=24, processes={processes})
-assert torch_forks.steps("run-0") == [23, 24], torch_forks.steps("run-0")
-"""
-AWAY = """
-warnings.simplefilter("ignore")
-for away in ("random", "drawn"):
-    for name, more in (("whole", {}), ("pieces", {"DIE": "6"}), ("pieces", {})):
-        torch_forks.train(work, f"{name}-{away}", RESULT=f"{name}-{away}.txt", AWAY=away, **more)
-    assert Path(f"whole-{away}.txt").read_text() != Path(f"pieces-{away}.txt").read_text(), away
-"""
-ENVIRON = {"PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
-
-
-def drive(folder, count: int, processes: int) -> None:
-    said = run(SCRIPT + DRIVE.format(count=count, processes=processes), folder, ENVIRON, timeout=60.0 + 60 * count)
-    assert "all equal" in said
 
 
 @pytest.mark.slow
 def test_killed_and_told_to_go_at_random_steps_it_ends_bit_for_bit_as_one_run(tmp_path):
-    drive(tmp_path, 2, processes=1)
+    interrupted(SCRIPT, tmp_path, 2, processes=1)
+    assert sorted(path.name for path in (tmp_path / "run-0").iterdir()) == ["checkpoint-23", "checkpoint-24"]
 
 
 @pytest.mark.slow
 def test_two_processes_save_and_leave_at_one_step_and_end_bit_for_bit_as_one_run(tmp_path):
-    drive(tmp_path, 2, processes=2)
+    interrupted(SCRIPT, tmp_path, 2, processes=2)
 
 
 @pytest.mark.slow
 def test_what_trainer_does_not_keep_without_and_with_the_callback(tmp_path):
     """Without the random generators the pieces differ; what a dataset draws is not kept even with them."""
-    run(SCRIPT + AWAY, tmp_path, ENVIRON)
+    differ(SCRIPT, tmp_path, "random", "drawn")
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("processes", [1, 2])
 def test_twenty_kills_and_twenty_notices(tmp_path, processes):
-    drive(tmp_path, 20, processes)
+    interrupted(SCRIPT, tmp_path, 20, processes=processes)

@@ -6,11 +6,10 @@ import os
 import re
 import signal
 import socket
-from pathlib import Path
 
 import pytest
 
-from tests.torch_scripts import PYTHON, ROOT, TORCHRUN, needs_torch, run, start
+from tests.torch_scripts import PYTHON, ROOT, TORCHRUN, differ, interrupted, needs_torch, start
 
 pytestmark = needs_torch
 DIGITS = str(ROOT / "examples" / "lightning_digits.py")
@@ -18,7 +17,7 @@ DIGITS = str(ROOT / "examples" / "lightning_digits.py")
 # Augmentation, dropout, shuffling, accumulation, validations in mid-epoch that draw random numbers, and an average of
 # the weights in the module's own hook, the last that a step runs through.
 SCRIPT = """
-import importlib, os, random, signal, sys, warnings
+import importlib, os, random, signal
 from pathlib import Path
 import torch
 pl = importlib.import_module(os.environ.get("PACKAGE", "lightning.pytorch"))
@@ -78,47 +77,29 @@ def work():
         sums = [value.double().sum().item().hex() for value in model.state_dict().values()]
         Path(os.environ["RESULT"]).write_text(repr((trainer.global_step, trainer.current_epoch, sums, random.random())))
 """
-DRIVE = """
-warnings.simplefilter("ignore")
-torch_forks.interrupted(work, Path("."), {count}, last=24, processes={processes})
-"""
-AWAY = """
-warnings.simplefilter("ignore")
-for away in ("batches", "random"):
-    for name, more in (("whole", {}), ("pieces", {"DIE": "6"}), ("pieces", {})):
-        torch_forks.train(work, f"{name}-{away}", RESULT=f"{name}-{away}.txt", AWAY=away, **more)
-    assert Path(f"whole-{away}.txt").read_text() != Path(f"pieces-{away}.txt").read_text(), away
-"""
-
-
-def drive(folder: Path, count: int, processes: int, **environ: str) -> str:
-    environ = {"PYTHONPATH": str(ROOT), **environ}
-    said = run(SCRIPT + DRIVE.format(count=count, processes=processes), folder, environ, timeout=60.0 + 60 * count)
-    assert "all equal" in said
-    return said
 
 
 def test_killed_and_told_to_go_at_random_steps_it_ends_bit_for_bit_as_one_run(tmp_path):
-    said = drive(tmp_path, 1, processes=1)
+    said = interrupted(SCRIPT, tmp_path, 1, processes=1)
     assert "the logger is told: finished" in said
     assert "the logger is told: failed" not in said
 
 
 @pytest.mark.slow
 def test_without_the_loader_or_the_random_generators_the_pieces_differ(tmp_path):
-    run(SCRIPT + AWAY, tmp_path, {"PYTHONPATH": str(ROOT)})
+    differ(SCRIPT, tmp_path, "batches", "random")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_two_processes_save_and_leave_at_one_step_and_end_bit_for_bit_as_one_run(tmp_path, package):
-    drive(tmp_path, 3, processes=2, PACKAGE=package)
+    interrupted(SCRIPT, tmp_path, 3, processes=2, PACKAGE=package)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("processes", [1, 2])
 def test_twenty_kills_and_twenty_notices(tmp_path, processes):
-    drive(tmp_path, 20, processes)
+    interrupted(SCRIPT, tmp_path, 20, processes=processes)
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from accelerate.state import GradientState
-from accelerate.utils import send_to_device
+from accelerate.state import GradientState  # type: ignore[import-untyped, unused-ignore]
+from accelerate.utils import send_to_device  # type: ignore[import-untyped, unused-ignore]
 
 from provisioner.node.torch import files
 from provisioner.node.torch.batches import Batches
@@ -23,17 +23,18 @@ from provisioner.node.torch.moments import Moments
 from provisioner.node.torch.ranks import NOTHING, STOP
 from provisioner.node.torch.surroundings import Surroundings
 
+B = TypeVar("B")
 _WHOLE = "metadata.json"
 """What is written last."""
 
 
-class Placed:
+class Placed(Generic[B]):
     """Batches on the accelerator's device. Accelerate asks it for the end of an epoch, where it steps at any rate."""
 
     remainder = -1
     """Samples that the last batch lacks: Accelerate's word for "not known"."""
 
-    def __init__(self, batches: Batches[Any], device: Any) -> None:
+    def __init__(self, batches: Batches[B], device: Any) -> None:
         """Take batches of this process."""
         self._batches = batches
         self._device = device
@@ -47,7 +48,7 @@ class Placed:
         """Return the batches of this process in an epoch."""
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[B]:
         """Yield what is left of the epoch."""
         gradients = GradientState()
         gradients._add_dataloader(self)  # noqa: SLF001 - as its own loaders do
@@ -58,13 +59,13 @@ class Placed:
             gradients._remove_dataloader(self)  # noqa: SLF001
 
 
-class Accelerated:
+class Accelerated(Generic[B]):
     """A training that is saved as it goes, by ``accelerator.save_state``. See :func:`checkpointing`."""
 
     def __init__(
         self,
         accelerator: Any,
-        loader: Iterable[Any],
+        loader: Iterable[B],
         *,
         every_s: float | None,
         keep: int,
@@ -86,7 +87,7 @@ class Accelerated:
         self._metrics: dict[str, Any] = {}
         accelerator.register_for_checkpointing(self)
 
-    def __enter__(self) -> Accelerated:  # noqa: PYI034 - typing.Self is not in Python 3.9
+    def __enter__(self) -> Accelerated[B]:
         found = files.newest_first(self._around.restore_from)
         newest = next((str(path) for path in found if (path / _WHOLE).is_file()), None)
         newest = self._moments.ranks.same(newest)
@@ -162,14 +163,14 @@ class Accelerated:
 
 def checkpointing(
     accelerator: Any,
-    dataloader: Iterable[Any],
+    dataloader: Iterable[B],
     *,
     every_s: float | None = None,
     keep: int = 2,
     surroundings: Surroundings | None = None,
     watch: ForeignMemory | None = None,
     advise: bool = True,
-) -> Accelerated:
+) -> Accelerated[B]:
     """Make a loop with Accelerate that goes on where it was, on whichever machine.
 
     For example::

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,8 @@ import torch.distributed as dist
 from provisioner.node.torch import memory, pieces, randomness
 from provisioner.node.torch.surroundings import Surroundings, say
 
-Loss = Callable[[Any], torch.Tensor]
+B = TypeVar("B")
+Loss = Callable[[B], torch.Tensor]
 MOST_HALVINGS = 3
 """In one batch. What does not fit then is an end of the command, which the node answers (docs/node.md)."""
 LOOK_EVERY = 100
@@ -67,7 +68,7 @@ class AutoBatch:
         self._tried: set[int] = set()
         self._noise = _Noise()
 
-    def backward(self, batch: Any, loss_of: Loss) -> torch.Tensor:
+    def backward(self, batch: B, loss_of: Loss[B]) -> torch.Tensor:
         """Add the gradients of the batch's mean loss to the model's; return that loss, without its graph.
 
         ``loss_of(piece)`` returns the mean loss of a piece. Call ``optimizer.zero_grad()`` before it, as ever: whatever
@@ -104,7 +105,7 @@ class AutoBatch:
         self._left_at = self._monotonic()
         return loss
 
-    def _pieces(self, batch: Any, whole: int, size: int, loss_of: Loss) -> torch.Tensor:
+    def _pieces(self, batch: B, whole: int, size: int, loss_of: Loss[B]) -> torch.Tensor:
         total = torch.zeros(())
         measured = self._steps % self._every == 0 and size < whole
         for begin in range(0, whole, size):

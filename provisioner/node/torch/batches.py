@@ -243,7 +243,7 @@ def _whole_order(sampler: Any, epoch: int) -> Iterator[Any]:
     return iter(whole)
 
 
-def _rebuilt(loader: Any, fetch: _Fetch, plan: _Plan) -> DataLoader[Any]:
+def _rebuilt(loader: Any, fetch: Any, plan: _Plan) -> DataLoader[Any]:
     """Return a loader with the same workers over our own dataset: a loader does not let its parts be exchanged."""
     return DataLoader(fetch, batch_sampler=plan, collate_fn=_as_it_is, **ways_of(loader))
 

@@ -13,18 +13,15 @@ from typing import Any
 from transformers import TrainerCallback
 
 from provisioner.node.torch import files
-from provisioner.node.torch.efficiency import Advising
-from provisioner.node.torch.foreign import ForeignMemory
-from provisioner.node.torch.moments import Moments
 from provisioner.node.torch.ranks import NOTHING, STOP
 from provisioner.node.torch.shield import shield
-from provisioner.node.torch.surroundings import Surroundings
+from provisioner.node.torch.trainers import Told
 
 _WHOLE = "trainer_state.json"
 """What Trainer writes last."""
 
 
-class FailoverCallback(TrainerCallback):  # type: ignore[misc]
+class FailoverCallback(Told, TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Saves as the node advises, when the machine has to go, and at the end; then ``trainer.train`` raises Stopped.
 
     For example::
@@ -37,26 +34,8 @@ class FailoverCallback(TrainerCallback):  # type: ignore[misc]
     ``keep``, ``watch`` and ``advise`` are those of :func:`provisioner.node.torch.checkpointing`.
     """
 
-    def __init__(
-        self,
-        *,
-        every_s: float | None = None,
-        keep: int = 2,
-        surroundings: Surroundings | None = None,
-        watch: ForeignMemory | None = None,
-        advise: bool = True,
-    ) -> None:
-        """Nothing is read before ``restored`` is asked for."""
-        self._watch = watch
-        self._advise = advise
-        self._advising: Advising | None = None
-        self._every_s = every_s
-        self._keep = keep
-        self._around = surroundings or Surroundings()
-        self._moments: Moments | None = None
-        self._wanted = NOTHING
-        self._is_ours = False
-        self._began = 0.0
+    _is_ours = False
+    _began = 0.0
 
     @property
     def restored(self) -> str | None:
@@ -70,16 +49,14 @@ class FailoverCallback(TrainerCallback):  # type: ignore[misc]
         """Begin to listen. Raises ValueError where Trainer would write its drafts in view of the node."""
         if Path(args.output_dir).resolve() == self._around.checkpoints.resolve():
             raise ValueError("output_dir is FAILOVER_CHECKPOINT_DIR: name another one, finished checkpoints are linked")
-        self._moments = Moments(self._every_s, self._around, watch=self._watch)
-        self._moments.listen()
+        moments = self._begin()
         loader = more.get("train_dataloader")
         shield(getattr(loader, "base_dataloader", loader))
-        if self._advise and loader is not None:
-            self._advising = Advising(loader, surroundings=self._around)
-            self._advising.start()
+        if loader is not None:
+            self._begin_advising(loader)
         if state.global_step:
-            self._moments.saved_step = state.global_step
-            self._moments.say(f"going on after step {state.global_step}")
+            moments.saved_step = state.global_step
+            moments.say(f"going on after step {state.global_step}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: ARG002
         """Ask for a save, if all agree. One at an epoch's last step waits for what Trainer does at its end."""
@@ -128,11 +105,6 @@ class FailoverCallback(TrainerCallback):  # type: ignore[misc]
         if moments.ranks.rank == 0:  # what an earlier run left half written may share its files with what was published
             files.remove(_saved(args, state))
         moments.ranks.wait()
-
-    def _close_advising(self) -> None:
-        if self._advising is not None:
-            self._advising.close()
-            self._advising = None
 
     def _publish(self, saved: Path, state: Any) -> None:
         folder = self._around.checkpoints

@@ -8,15 +8,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from typing import Any, Callable
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Callable
 
 from provisioner.node.torch import files, randomness
-from provisioner.node.torch.efficiency import Advising
-from provisioner.node.torch.foreign import ForeignMemory
 from provisioner.node.torch.moments import COME_AGAIN, Moments, Stopped
 from provisioner.node.torch.ranks import NOTHING, STOP
 from provisioner.node.torch.shield import shield
 from provisioner.node.torch.surroundings import Surroundings
+from provisioner.node.torch.trainers import Told
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -29,7 +29,17 @@ def _callback() -> Any:
     raise ImportError("FailoverCallback needs lightning or pytorch_lightning")
 
 
-class FailoverCallback(_callback()):  # type: ignore[misc]
+if TYPE_CHECKING:  # a callback of both: `lightning` brings the other package, and a script may import either
+    import pytorch_lightning
+    from lightning.pytorch import Callback
+
+    class _Base(Callback, pytorch_lightning.Callback):  # type: ignore[misc]
+        pass
+else:
+    _Base = _callback()
+
+
+class FailoverCallback(Told, _Base):  # type: ignore[misc, unused-ignore]
     """Saves as the node advises, when the machine has to go, and at the end; then ``trainer.fit`` raises Stopped.
 
     For example::
@@ -42,28 +52,10 @@ class FailoverCallback(_callback()):  # type: ignore[misc]
     ``watch`` and ``advise`` are those of :func:`provisioner.node.torch.checkpointing`.
     """
 
-    def __init__(
-        self,
-        *,
-        every_s: float | None = None,
-        keep: int = 2,
-        surroundings: Surroundings | None = None,
-        watch: ForeignMemory | None = None,
-        advise: bool = True,
-    ) -> None:
-        """Nothing is read before ``restored`` is asked for."""
-        self._watch = watch
-        self._advise = advise
-        self._advising: Advising | None = None
-        self._every_s = every_s
-        self._keep = keep
-        self._around = surroundings or Surroundings()
-        self._moments: Moments | None = None
-        self._wanted = NOTHING
-        self._put_off = False
-        self._random: list[Any] = []
-        self._restored_random: list[Any] = []
-        self._hook: Callable[..., Any] | None = None
+    _put_off = False
+    _random: Sequence[Any] = ()
+    _restored_random: Sequence[Any] = ()
+    _hook: Callable[..., Any] | None = None
 
     @property
     def restored(self) -> str | None:
@@ -80,8 +72,7 @@ class FailoverCallback(_callback()):  # type: ignore[misc]
             return
         # last of all: what others keep of a step belongs to its checkpoint
         trainer.callbacks = [*(one for one in trainer.callbacks if one is not self), self]
-        self._moments = Moments(self._every_s, self._around, watch=self._watch)
-        self._moments.listen()
+        self._begin()
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Take the signals back from Lightning."""
@@ -95,15 +86,14 @@ class FailoverCallback(_callback()):  # type: ignore[misc]
         for loader in _several(trainer.val_dataloaders):
             shield(loader)
         loader = trainer.train_dataloader
-        if self._advise and not isinstance(loader, (list, tuple, dict)):
-            self._advising = Advising(loader, surroundings=self._around)
-            self._advising.start()
+        if not isinstance(loader, (list, tuple, dict)):
+            self._begin_advising(loader)
         rank = self._moments.ranks.rank
         if rank < len(self._restored_random):
             randomness.restore(self._restored_random[rank])
             self._moments.saved_step = trainer.global_step
             self._moments.say(f"going on after step {trainer.global_step}")
-        self._restored_random = []
+        self._restored_random = ()
         # The module's own hook is the last that a step runs through (averages of weights are kept there), and callbacks
         # come before it. So it is followed, not preceded.
         self._hook = hook = pl_module.on_train_batch_end
@@ -188,7 +178,7 @@ class FailoverCallback(_callback()):  # type: ignore[misc]
         try:
             trainer.save_checkpoint(draft, weights_only=False)
         finally:
-            self._random = []
+            self._random = ()
         if moments.ranks.rank == 0:
             if not draft.exists():
                 raise RuntimeError("FailoverCallback needs a CheckpointIO that has written when it returns")
@@ -197,9 +187,7 @@ class FailoverCallback(_callback()):  # type: ignore[misc]
         moments.saved(step, began)
 
     def _unhook(self, pl_module: Any) -> None:
-        if self._advising is not None:
-            self._advising.close()
-            self._advising = None
+        self._close_advising()
         if self._hook is not None:
             vars(pl_module).pop("on_train_batch_end", None)
             self._hook = None

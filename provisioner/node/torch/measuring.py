@@ -5,6 +5,8 @@ allocates: what is saved for backward, logits, gradients on their way. Two sizes
 moment of the passes, and the highest of these lines at any other size.
 """
 
+# mypy: disable-error-code="no-untyped-call"
+# PyTorch leaves what is measured with here untyped.
 from __future__ import annotations
 
 import contextlib
@@ -97,7 +99,7 @@ def inputs(sample: Any) -> int:
     return (both[1] - both[0]) // (SIZES[1] - SIZES[0])
 
 
-class _Timeline(TorchDispatchMode):  # type: ignore[misc]  # PyTorch has no types here
+class _Timeline(TorchDispatchMode):  # type: ignore[misc, unused-ignore]  # PyTorch has no types here
     """``live``: bytes that are there after each kernel, without the tensors that it is made with."""
 
     def __init__(self, settled: Iterable[torch.Tensor]) -> None:
@@ -131,7 +133,7 @@ class _Timeline(TorchDispatchMode):  # type: ignore[misc]  # PyTorch has no type
             self._now -= self._found.pop(key)[1]
 
 
-class _AsOnCards(TorchFunctionMode):  # type: ignore[misc]  # same
+class _AsOnCards(TorchFunctionMode):  # type: ignore[misc, unused-ignore]  # same
     """Widens the inputs of what CUDA's autocast does in float32, since the CPU's has another list."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+B = TypeVar("B")
 
 
 def length(batch: Any) -> int:
@@ -21,9 +23,10 @@ def nbytes(batch: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors(batch))
 
 
-def cut(batch: Any, begin: int, end: int) -> Any:
+def cut(batch: B, begin: int, end: int) -> B:
     """Return the samples from ``begin`` to ``end``. What has another first dimension is left whole."""
-    return _chosen(batch, length(batch), slice(begin, end))
+    found: B = _chosen(batch, length(batch), slice(begin, end))
+    return found
 
 
 def repeated(batch: Any, samples: int) -> Any:

@@ -18,7 +18,7 @@ def capture(*, cuda: bool = True) -> States:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         states["numpy"] = numpy.random.get_state()
-    if cuda and torch.cuda.is_available() and torch.cuda.is_initialized():
+    if cuda and torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call, unused-ignore]
         states["cuda"] = torch.cuda.get_rng_state_all()
     return states
 
@@ -46,7 +46,7 @@ def restore(states: States) -> None:
 def seed(number: int) -> None:
     """Seed Python's, numpy's and torch's generators on the CPU."""
     random.seed(number)
-    torch.random.default_generator.manual_seed(number % 2**63)
+    torch.random.default_generator.manual_seed(number % 2**63)  # type: ignore[attr-defined, unused-ignore]
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(number % 2**32)

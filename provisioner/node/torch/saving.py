@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import torch
 
@@ -21,6 +21,18 @@ from provisioner.node.torch.writer import Writer
 
 if TYPE_CHECKING:
     from provisioner.node.torch.sharded import Shards
+
+
+class Stateful(Protocol):
+    """What can be saved: modules, optimizers, schedulers, scalers, averages of weights."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Take it."""
+        ...
 
 
 class Checkpointing:
@@ -194,13 +206,13 @@ class Checkpointing:
 
 
 def checkpointing(
-    model: Any,
-    optimizer: Any = None,
-    scheduler: Any = None,
-    scaler: Any = None,
+    model: Stateful,
+    optimizer: Stateful | None = None,
+    scheduler: Stateful | None = None,
+    scaler: Stateful | None = None,
     dataloader: Iterable[Any] | None = None,
     *,
-    also: Mapping[str, Any] | None = None,
+    also: Mapping[str, Stateful] | None = None,
     rng: bool = True,
     every_s: float | None = None,
     keep: int = 2,

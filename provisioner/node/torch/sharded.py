@@ -13,11 +13,13 @@ from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException
+import torch.distributed.checkpoint
 from torch.distributed.checkpoint import state_dict as named
 
 from provisioner.node.torch import folder
+
+dcp: Any = torch.distributed.checkpoint
+"""Untyped: for type checkers it exports nothing."""
 
 
 class Shards:
@@ -43,7 +45,7 @@ class Shards:
         def wait() -> None:
             try:
                 copied.result()
-            except CheckpointException as error:
+            except dcp.CheckpointException as error:
                 raise OSError(_said(error)) from error
             if dist.get_rank() == 0:
                 publish()
@@ -64,7 +66,7 @@ class Shards:
         states = self._states()
         try:
             dcp.load(states, checkpoint_id=str(path / folder.SHARDS), process_group=self._group)
-        except CheckpointException as error:
+        except dcp.CheckpointException as error:
             raise ValueError(f"{path}: {_said(error)}") from error
         for name, module in self._modules.items():
             named.set_model_state_dict(module, states[name])
@@ -105,7 +107,7 @@ def _is_plain(buffer: torch.Tensor) -> bool:
     return type(buffer) is torch.Tensor
 
 
-def _said(error: CheckpointException) -> str:
+def _said(error: Any) -> str:
     """Return what went wrong in the first process that met something."""
     for rank, (problem, _) in sorted(error.failures.items()):
         return f"process {rank}: {problem!r}"

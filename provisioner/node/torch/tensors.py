@@ -148,7 +148,7 @@ class Buffers:
 
     def wait(self) -> None:
         """Wait until what was copied is there; what the state does not hold any more is let go."""
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call, unused-ignore]
             torch.cuda.synchronize()
         self._held = self._used
 
