@@ -1,13 +1,17 @@
-"""torchrun as the node and several machines run it: what its workers are told, and who goes on when one is lost."""
+"""torchrun as the node and the example run it: what its workers are told, and how they go on."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import time
+from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import NodeJob
-from tests.torch_scripts import TORCHRUN, needs_torch
+from tests.torch_scripts import ROOT, TORCHRUN, needs_torch, start
 
 pytestmark = needs_torch
 
@@ -31,3 +35,24 @@ def test_torchrun_without_arguments_meets_where_the_node_says_and_its_id_holds_t
     assert node.wait(timeout=120) == 0, node.log()
     told = re.findall(r"told 1 0 127\.0\.0\.1:\d+ (\S+) 127\.0\.0\.1 2$", node.log(), re.MULTILINE)
     assert told == [f"{node_job.ref.name}-3"] * 2
+
+
+def _children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.slow
+def test_the_example_goes_on_sharded_with_one_process_where_two_were_killed(tmp_path):
+    example = [str(ROOT / "examples" / "torch_torchrun.py"), "--sharded", "--epochs", "1", "--every", "0"]
+    two = start([str(TORCHRUN), "--standalone", "--nproc-per-node=2", *example], tmp_path / "digits")
+    while two.poll() is None and not list((tmp_path / "digits").glob("step-?")):
+        time.sleep(0.02)
+    children = _children(two.pid)
+    for pid in [two.pid, *children]:
+        os.kill(pid, signal.SIGKILL)
+    two.communicate()
+    one = start([str(TORCHRUN), "--standalone", "--nproc-per-node=1", *example], tmp_path / "digits")
+    said = one.communicate(timeout=200)[0]
+    assert one.returncode == 0, said
+    assert re.search(r"going on after step [1-9]", said), said
+    assert "done at step 30" in said
