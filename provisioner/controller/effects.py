@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,9 +12,9 @@ from provisioner.clock import now as unix_now
 from provisioner.clouds.base import Cloud, Explains, Request
 from provisioner.config import Config, StoreConfig
 from provisioner.controller import recovery, survey, traffic
+from provisioner.controller.asking import Asking
 from provisioner.controller.background import Background
 from provisioner.controller.beside import both, each, told_if_slow
-from provisioner.controller.billing import convert
 from provisioner.controller.costs import of_run
 from provisioner.controller.course import WorldCourse
 from provisioner.controller.daily import Daily, is_daily, read_limit
@@ -40,7 +39,6 @@ from provisioner.controller.records import (
     Watched,
 )
 from provisioner.controller.refusals import Refusals, as_failure, words
-from provisioner.controller.standing import beyond_budget, standing
 from provisioner.controller.start_failures import driver_failure
 from provisioner.controller.stores import place, stores
 from provisioner.controller.strays import billed_since, release_strays, tidied
@@ -49,16 +47,12 @@ from provisioner.controller.warnings import Warnings
 from provisioner.controller.watch import Watch
 from provisioner.controller.wayhome import WayHome
 from provisioner.errors import CloudError, Unauthorized, advised
-from provisioner.model import Ending, Failure, FailureKind, JobRef, Launch, Node, Offer, claim_token
+from provisioner.model import Ending, Failure, JobRef, Launch, Node, Offer, claim_token
 from provisioner.planner import Place
 from provisioner.telemetry.events import EventLog
 
 PAUSE_FIRST_S = 30.0
 PAUSE_MOST_S = 300.0
-REST_S = 900.0
-"""How long a job rests before it looks at the day's budget anew, in seconds."""
-PRIMARY_AGAIN_S = 20.0
-"""Between two claims at the primary. A polite hunter asks every 20 to 30 s (docs/autodl.md)."""
 
 
 class World:
@@ -100,14 +94,12 @@ class World:
         self._open_cloud = open_cloud
         self._clouds: dict[str, Cloud] = {}
         self._holds = False
-        self._too_dear_until: float | None = None
-        self._rests_until: float | None = None
-        self._markets: planner.Markets | None = None
         self.refusals = Refusals(failures, job.name, self.cloud, events, now)
         self.way_home = WayHome(self)
         self.heard: set[str] = set()
         """The machines that have sent a heartbeat."""
         self._background = Background(self)
+        self._asking = Asking(self)
 
     # -- the steps, in the order of a job's life ------------------------------------------------------------------
 
@@ -119,7 +111,7 @@ class World:
         """
         at = self.now()
         read_limit(self.directory.path.parent.parent)
-        for name in self._cloud_names():
+        for name in self.cloud_names():
             try:
                 release_strays(self, name)
             except CloudError as error:  # it may be asked again later, and another cloud may have a machine
@@ -141,78 +133,16 @@ class World:
         return published
 
     def ask_primary(self, begun: Begun, past: tuple[Placement, ...], since: float | None) -> Asked:
-        """Ask AutoDL until it has a card or ``wait`` is over.
-
-        Pro shows no stock: there only a claim can tell, so it is worth another one while ``wait`` lasts.
-        """
-        settings = self.config.primary.autodl if self.config.primary else None
-        rest = self._rest_until(past)
-        if settings is None or rest is not None:
-            return Asked((), self.now(), stop=self.why_stop(begun, past), until=rest)
-        until = (self.now() if since is None else since) + settings.wait
-        if since is not None:
-            self.take_down.wait(max(0.0, min(PRIMARY_AGAIN_S, until - self.now())))
-        while True:
-            offers, problems = self.offers(["autodl"])
-            free = survey.free(offers)
-            stop = self.why_stop(begun, past)
-            refused = any(problem.kind is FailureKind.UNAUTHORIZED for problem in problems)
-            late = self.now() >= until
-            if free or stop or refused or late:
-                self.events.emit("asked", cloud="autodl", offers=len(free), problems=[p.message for p in problems])
-                memory = self.refusals.memory(self._cloud_names(), begun.at)
-                at = standing(self.config, begun, past, self.now())
-                self._too_dear_until = self._rest_until(past, *free) if free else None
-                if self._too_dear_until is not None:  # a fallback may be cheaper
-                    free = ()
-                again = bool(free) and not late
-                return Asked(free, self.now(), tuple(problems), again, stop, memory, standing=at)
-            self.take_down.wait(min(self.config.policy.poll, max(0.1, until - self.now())))
+        """Ask AutoDL until it has a card or ``wait`` is over."""
+        return self._asking.primary(begun, past, since)
 
     def ask_fallback(self, begun: Begun, past: tuple[Placement, ...]) -> Asked:
         """List the offers of every fallback, without those that a quota has no room for."""
-        offers, problems = self.offers(self.fallback_names())
-        memory = self.refusals.memory(self._cloud_names(), begun.at)
-        at = standing(self.config, begun, past, self.now())
-        known = memory or planner.FailureMemory()
-        plan = self.plan(tuple(offers), memory=known, now=self.now(), standing=at)
-        self._tell_course(plan.course)
-        over = self.refusals.over_quota([one.offer for one in plan.ranked])
-        passed = tuple((offer, over[offer.key]) for offer in offers if offer.key in over)
-        left = tuple(offer for offer in offers if offer.key not in over)
-        self.events.emit("asked", cloud="fallback", offers=len(left), problems=[p.message for p in problems])
-        stop = self.why_stop(begun, past) or beyond_budget(self.config, plan, known)
-        rest = self._rest_until(past, *(one.offer for one in plan.ranked[:1]))
-        rest = self._too_dear_until if rest is None and not plan.ranked else rest
-        return Asked(left, self.now(), tuple(problems), False, stop, memory, passed, at, rest)  # noqa: FBT003 - not again
-
-    def _rest_until(self, past: tuple[Placement, ...], *offers: Offer) -> float | None:
-        """Return until when a day's budget bears no machine: neither the cheapest of these nor one like the last."""
-        prices = [offer.price_per_hour for offer in offers if offer.price_per_hour is not None]
-        cheapest = min(prices, key=lambda price: convert(price, "USD", self.config.policy.usd_cny), default=None)
-        found = self.daily.rest_until(cheapest, past[-1].claimed.price if past and cheapest is None else None)
-        return None if found is None else found[0]
+        return self._asking.fallback(begun, past)
 
     def rest(self, begun: Begun, past: tuple[Placement, ...], until: float) -> float:
-        """Wait without a machine until a day's budget is there again: the next day, or when somebody has changed it.
-
-        After a while it is looked at anew in any case: it may have been changed while no controller ran.
-        """
-        if until != self._rests_until:
-            rest = self.daily.rest_until(past[-1].claimed.price if past else None)
-            words = rest[1] if rest is not None else "what is left of the day's budget is too little for a machine"
-            self.events.emit("resting", until=until, words=words, at=time.strftime("%H:%M", time.localtime(until)))
-            self._rests_until = until
-        budgets, until = self.daily.budgets(), min(until, self.now() + REST_S)
-        while self.now() < until and not self.why_stop(begun, past) and self.daily.budgets() == budgets:
-            self.take_down.wait(min(self.config.policy.poll, max(0.1, until - self.now())))
-        return self.now()
-
-    def _tell_course(self, course: planner.Course | None) -> None:
-        """Tell when the deadline has the job look elsewhere than before."""
-        if course is not None and course.markets is not self._markets:
-            self._markets = course.markets
-            self.events.emit("course", markets=course.markets, words=str(course))
+        """Wait without a machine until a day's budget is there again."""
+        return self._asking.rest(begun, past, until)
 
     def rank(self, asked: Asked, claims: tuple[Claimed, ...], lost: Sequence[Offer]) -> list[Choice]:
         """Order the offers with the planner. Claims from before the question are in its memory, if they still count."""
@@ -352,7 +282,7 @@ class World:
                     return []
                 return [f"{name}: cannot tell: {advised(error)}"]
 
-        leaked = [line for lines in each(left_at, self._cloud_names()) for line in lines]
+        leaked = [line for lines in each(left_at, self.cloud_names()) for line in lines]
         self.events.emit("finished", leaked=leaked)
         record, now = self.directory.record(), self.now()
         money = of_run(bills(self.directory.path), record.run if record else 0, now)
@@ -385,7 +315,8 @@ class World:
         """Return the job's own store and its replicas."""
         return stores(self.config.checkpoint, self.launcher.environ)
 
-    def _cloud_names(self) -> list[str]:
+    def cloud_names(self) -> list[str]:
+        """Name the clouds that the job may go to."""
         return [*(["autodl"] if self.config.primary else []), *self.fallback_names()]
 
     def fallback_names(self) -> list[str]:
