@@ -239,7 +239,7 @@ def test_several_reasons_may_come_in_one_answer_and_what_cannot_be_is_refused(cl
 
 
 def test_a_preempted_machine_is_told_asked_to_stop_and_deleted(cloud: Cloud) -> None:
-    script = "#!/bin/bash\ntrap 'sleep 0.3; echo saved; exit' TERM\necho up\nwhile :; do sleep 0.05; done\n"
+    script = "#!/bin/bash\ntrap 'sleep 2; echo saved; exit' TERM\necho up\nwhile :; do sleep 0.05; done\n"
     cloud.run("trainer", script=script)
     (machine,) = cloud.ids()
     metadata = cloud.emulator.metadata(machine)

@@ -32,7 +32,10 @@ def fair(folder: Path) -> Weather:
         )
         ledger.append({"kind": "gone", "cloud": "autodl", "node": node, "at": ended, "problem": ""})
     (job / "spending.jsonl").write_text("".join(json.dumps({"time": 0.0, **line}) + "\n" for line in ledger))
-    events = [{"time": 0.0, "kind": "claimed", "epoch": epoch, "node": f"pro-{epoch}"} for epoch in (1, 2)]
+    events = [
+        {"time": begun, "kind": "claimed", "epoch": epoch, "node": node}
+        for epoch, node, begun in [(1, "pro-1", 100.0), (2, "pro-2", 201.0)]
+    ]
     (job / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     seen = {
         "pro-1": {"cloud": "autodl", "text": "failover-digits-0a-e1-77", "first": 101.0, "last": 199.0},
@@ -69,6 +72,7 @@ def stranger(weather: Weather, first: float, last: float, text: str = "failover-
         (lambda weather: stranger(weather, 110.0, 180.0), "without a record for 70 s"),
         (lambda weather: weather.sightings["pro-2"].update(last=320.0), "the bill of pro-2"),
         (lambda weather: weather.sightings["pro-1"].update(first=90.0), "the bill of pro-1"),
+        (lambda weather: weather.lives.__setitem__(0, Life(150.0, 310.0, 0, "")), "while controllers ran from"),
         (lambda weather: weather.assets.append(700), "AutoDL charged 0.3000 CNY; the ledger has 0.1990"),
     ],
 )
