@@ -18,7 +18,9 @@ from hypothesis import HealthCheck, settings
 
 # A loaded two-core machine says nothing about the code, so examples have no deadline.
 settings.register_profile("default", deadline=None, print_blob=True)
-settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True, database=None)
+settings.register_profile(
+    "ci", parent=settings.get_profile("default"), derandomize=True, database=None, max_examples=60
+)
 settings.register_profile(
     "thorough", parent=settings.get_profile("default"), max_examples=1000, suppress_health_check=[HealthCheck.too_slow]
 )

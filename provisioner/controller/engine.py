@@ -22,6 +22,8 @@ WORKFLOW_VERSION = "flow-1"
 """Raise it only together with a rule for the runs that an older version left open."""
 POOL: Final = 8
 """Connections to the database of one controller; a PostgreSQL server has 100 for all."""
+BEGIN_S: Final = 15.0
+"""How long a run that is said to go on may take until it does, in seconds."""
 _OVER: Final = frozenset({"SUCCESS", "ERROR"})
 
 
@@ -41,6 +43,7 @@ class FlowRun:
         """
         self.effects = effects
         self.ended = threading.Event()
+        self.begun = threading.Event()
         self.steps = 0
         self.handle: WorkflowHandle[dict[str, object]] | None = None
         self._after_step = after_step
@@ -59,6 +62,15 @@ class FlowRun:
         if self._after_step is not None:
             self._after_step(self.steps, name)
         return answer
+
+    def is_lost(self) -> bool:
+        """Say whether the database takes it for running, and nothing runs: its start could not be recorded."""
+        if self.handle is None or self.begun.wait(BEGIN_S):
+            return False
+        try:
+            return self.handle.get_status().status == "PENDING" and not self.begun.is_set()
+        except SQLAlchemyError:  # it is asked again
+            return False
 
     def result(self) -> dict[str, object]:
         """Return the report; raises what the flow raised."""
@@ -156,6 +168,7 @@ def _run_flow() -> dict[str, object]:
     if flow is None:
         message = "the workflow was started without an engine"
         raise RuntimeError(message)
+    flow.begun.set()
     try:
         return Flow(flow.effects, flow.step).run()
     finally:

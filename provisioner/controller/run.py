@@ -113,8 +113,15 @@ class Controller:
                 self.directory.path / f"controller.{self.record.run}.sqlite"
             )  # a run never meets another's workflow
             engine = Engine.on_file(database)
-            engine.run(self.record.workflow_id, flow)
-            (attend or wait_for_end)(flow, self)  # left here by Interrupted, the process ends with its threads
+            try:
+                engine.run(self.record.workflow_id, flow)
+                (attend or wait_for_end)(flow, self)  # left here by Interrupted, the process ends with its threads
+            except SQLAlchemyError as error:
+                engine.close()
+                raise self.unrecorded(first_line(error)) from None
+            except CloudError:
+                engine.close()
+                raise
             try:
                 report = self._result(flow, engine)
             finally:
@@ -150,12 +157,14 @@ class Controller:
             return flow.result()
         except Exception as error:
             if isinstance(error, SQLAlchemyError) and engine.unrecorded(self.record.workflow_id):
-                message = f"{self.directory.path}: the run's steps cannot be recorded: {first_line(error)}"
-                raise CloudError(
-                    message, hint=f"go on when that is mended: failover run {self.record.config_path}"
-                ) from None
+                raise self.unrecorded(first_line(error)) from None
             self.directory.close()
             raise
+
+    def unrecorded(self, why: str) -> CloudError:
+        """Return what to raise where the run stays open and cannot go on now."""
+        message = f"{self.directory.path}: the run's steps cannot be recorded: {why}"
+        return CloudError(message, hint=f"go on when that is mended: failover run {self.record.config_path}")
 
     def finish(self, record: JobRecord) -> dict[str, object]:
         """Release what the job still has and remove what was prepared, without going on with it."""
@@ -205,10 +214,11 @@ class Controller:
         return parse(kept_config(self.directory, self.record), str(original), original.parent, self.environ)
 
 
-def wait_for_end(flow: FlowRun, controller: Controller) -> None:  # noqa: ARG001 - the signature of an attendant
-    """Wait until the flow is over."""
+def wait_for_end(flow: FlowRun, controller: Controller) -> None:
+    """Wait until the flow is over. Raises CloudError if it cannot go on: a full disk, say."""
     while not flow.ended.wait(WAIT_S):
-        pass
+        if not flow.begun.is_set() and flow.is_lost():
+            raise controller.unrecorded("its start could not be recorded")
 
 
 def attend(ask: Callable[[], str] | None, say: Callable[[str], None]) -> Callable[[FlowRun, Controller], None]:

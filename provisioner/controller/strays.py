@@ -16,8 +16,6 @@ from provisioner.telemetry import events
 if TYPE_CHECKING:
     from provisioner.controller.effects import World
 
-CLOCKS_S = 2.0
-"""A cloud tells whole seconds, and its clock and ours differ by as much, in seconds."""
 ALIVE_S = 60.0
 """A machine whose last heartbeat is younger than this trains, whatever ``lost_after`` says, in seconds."""
 
@@ -88,10 +86,10 @@ def billed_since(world: World, node: Node, asked: float) -> Node:
     """Return a machine that was claimed with the time since when its cloud bills it, by our own clock.
 
     ``asked`` is when this claim began. One that is made again after a crash gives a machine that was launched before;
-    not before it was first asked for, whatever the clock of its cloud says.
+    not before it was first asked for, whatever the clock of its cloud says, which tells whole seconds.
     """
     since = node.claimed_at
-    if since < asked - CLOCKS_S:
+    if since < asked:
         first = asked_at(world.directory, node.epoch, node.token)
         since = max(since, asked if first is None else first)
     return world.ledger.ours_since(replace(node, claimed_at=min(since, world.now())))

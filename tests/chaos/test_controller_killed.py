@@ -73,6 +73,7 @@ def assert_nothing_twice_and_nothing_left(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_after_every_step_of_one_drill(tmp_path: Path) -> None:
     last_words: list[str] = []
     assert_nothing_twice_and_nothing_left(tmp_path, killed_after(count(1), last_words))

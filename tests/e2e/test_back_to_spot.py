@@ -25,6 +25,7 @@ expect: {exit_code: 0}
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_job_on_demand_goes_to_spot_where_the_deadline_bears_it_without_losing_a_step(tmp_path: Path) -> None:
     scenario = tmp_path / "spot.yaml"
     scenario.write_text(SCENARIO)

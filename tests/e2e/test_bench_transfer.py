@@ -12,6 +12,7 @@ from tests import servers
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_transfer_benchmark_brings_every_tree_back_and_prints_its_table(tmp_path):
     try:
         servers.program("rclone")

@@ -118,6 +118,7 @@ def test_a_spot_notice_costs_no_step_and_the_last_commit_comes_before_the_deadli
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_machine_that_goes_without_a_word_costs_one_interval_at_most(tmp_path: Path) -> None:
     report = played("no-notice", tmp_path / "d")
     first, second = report["placements"]
@@ -130,6 +131,7 @@ def test_a_machine_that_goes_without_a_word_costs_one_interval_at_most(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_machine_that_is_promised_and_dies_before_it_runs_is_a_refusal(tmp_path: Path) -> None:
     report = played("dies-at-boot", tmp_path / "d")
     (placement,) = report["placements"]

@@ -8,10 +8,12 @@ import os
 import pty
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +177,27 @@ def test_kill_9_then_run_again_goes_on_with_the_same_machine(place: Place) -> No
     assert report["result"] == "completed"
     assert [placement["epoch"] for placement in report["placements"]] == [1], err
     assert report["final_step"] == 120
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_be_taken_up_as_its_disk_is_full_says_so_and_goes_on_when_it_can(place: Place) -> None:
+    config = place.config(steps=300, pace=0.1)
+    with place.start("run", str(config), "--json") as first:
+        place.wait_for_step(3)
+        first.send_signal(signal.SIGKILL)
+    with closing(sqlite3.connect(place.folder / "state/jobs/small/controller.1.sqlite", timeout=30)) as steps:
+        full = "SELECT RAISE(ABORT, 'database or disk is full')"
+        steps.execute(f"CREATE TRIGGER full BEFORE UPDATE ON workflow_status BEGIN {full}; END")
+        steps.commit()
+        code, out, err = place.call("run", str(config), "--json")
+        assert (code, out) == (5, ""), err
+        assert "the run's steps cannot be recorded" in err
+        assert f"go on when that is mended: failover run {config}" in err
+        steps.execute("DROP TRIGGER full")
+        steps.commit()
+    code, out, err = place.call("run", str(config), "--json")
+    assert code == 0, err
+    assert [placement["epoch"] for placement in json.loads(out)["placements"]] == [1], err
 
 
 def test_interrupted_it_leaves_the_job_running_and_says_how_to_come_back(place: Place) -> None:

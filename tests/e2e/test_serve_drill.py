@@ -56,6 +56,7 @@ def served(config: Path, environ: Mapping[str, str], say: Callable[[str], None])
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_drill_in_the_queue_ends_as_any_other_over_two_dead_servers(tmp_path: Path) -> None:
     words: list[str] = []
     drill = Drill(

@@ -502,6 +502,7 @@ def test_a_disk_that_fills_up_meanwhile_is_named(machine, web, small_disk):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ten_thousand_small_files(machine, web, record_property):
     web.files = {f"{n % 100:02}/{n}": b"%d" % n for n in range(10_000)}
     took = []

@@ -71,6 +71,7 @@ def test_two_processes_save_and_leave_at_one_step_and_end_bit_for_bit_as_one_run
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_without_the_batches_or_the_random_generators_the_pieces_differ(tmp_path):
     differ(SCRIPT, tmp_path, "batches", "random")
 

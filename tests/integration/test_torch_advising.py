@@ -112,6 +112,7 @@ def test_a_loop_tells_the_node(tmp_path):
 @pytest.mark.parametrize(("script", "name"), [(LIGHTNING, "FailoverCallback"), (HUGGINGFACE, "FailoverCallback")])
 def test_so_do_the_trainers(tmp_path, script, name):
     text = """
+import warnings
 warnings.simplefilter("ignore")
 for name, more in (("on", {}), ("off", {"OFF": "1"})):
     assert torch_forks.train(work, name, RESULT=name + ".txt", FAILOVER_EFFICIENCY_FILE=name + ".json", **more) == [0]

@@ -59,6 +59,7 @@ def others(step):
         time.sleep(0.03)
 """
 DRIVE = """
+import warnings
 warnings.simplefilter("ignore")
 def go(name, **more):
     return torch_forks.train(work, name, RESULT=name + ".txt", **more)[0]

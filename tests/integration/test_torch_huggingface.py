@@ -75,11 +75,13 @@ def test_killed_and_told_to_go_at_random_steps_it_ends_bit_for_bit_as_one_run(tm
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_save_and_leave_at_one_step_and_end_bit_for_bit_as_one_run(tmp_path):
     interrupted(SCRIPT, tmp_path, 2, processes=2)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_trainer_does_not_keep_without_and_with_the_callback(tmp_path):
     """Without the random generators the pieces differ; what a dataset draws is not kept even with them."""
     differ(SCRIPT, tmp_path, "random", "drawn")

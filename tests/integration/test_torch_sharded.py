@@ -84,7 +84,7 @@ def sharded(text: str, tmp_path, **environ: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
+@pytest.mark.parametrize("kind", ["fsdp2", pytest.param("fsdp1", marks=pytest.mark.long)])
 def test_killed_in_a_save_or_told_to_go_sharded_runs_end_bit_for_bit_as_one_that_was_not(kind, tmp_path):
     said = sharded("torch_forks.interrupted(work, Path('.'), 2, last=14, processes=2)", tmp_path, KIND=kind)
     assert "all equal 16 " in said

@@ -23,7 +23,7 @@ from provisioner.controller.flow import Effects
 from provisioner.controller.hints import ask_to_save
 from provisioner.controller.launch import open_job_store
 from provisioner.controller.ledger import Bill, bills
-from provisioner.controller.run import Controller
+from provisioner.controller.run import WAIT_S, Controller
 from provisioner.controller.serving.database import first_line, insist
 from provisioner.controller.serving.guarded import LIMIT_CODE, guarded
 from provisioner.controller.serving.jobs import JobStore, QueuedJob, State, Wish
@@ -207,7 +207,9 @@ class ServedJob:
         flow = FlowRun(self._effects(controller), before_step=lambda _: serving.check())
         serving.engine.run(workflow, flow)
         self._controller = controller
-        flow.ended.wait()
+        while not flow.ended.wait(WAIT_S):
+            if not flow.begun.is_set() and flow.is_lost():
+                raise NotNow("its start could not be recorded")
         serving.check()
         try:
             report: dict[str, Any] = flow.result()

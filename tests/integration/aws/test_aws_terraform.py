@@ -74,7 +74,7 @@ def test_prepare_claim_adopt_release_dismantle(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("provider", ["stand-in", "official"])
+@pytest.mark.parametrize("provider", ["stand-in", pytest.param("official", marks=pytest.mark.long)])
 def test_a_region_whose_state_is_in_the_store_is_taken_down_by_another_machine(
     aws_box: Any, tmp_path: Path, provider: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

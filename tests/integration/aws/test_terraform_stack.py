@@ -127,6 +127,7 @@ def reach(iam, role):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("toolchain", ["stand-in", pytest.param("official", marks=pytest.mark.long)], indirect=True)
 def test_r23_adoption_never_replaces_the_machine(world):
     stack = world.stack()
     made = stack.prepare()
