@@ -36,7 +36,14 @@ def large(where: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["directory", "rclone", pytest.param("seaweedfs", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "directory",
+        pytest.param("rclone", marks=pytest.mark.long),
+        pytest.param("seaweedfs", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_gibibyte_is_saved_and_restored_in_256_mib_of_memory_and_with_64_open_files(kind, room):
     entry = large(room / "step-1")
     order = {"entry": str(entry), "directory": str(room / "restored"), "files": 64}

@@ -140,7 +140,7 @@ def test_an_image_without_python_trains_in_a_real_container(machine, s3, bundle,
 def test_a_stop_reaches_the_training_in_its_container(machine, s3, bundle):
     say(machine, s3, bundle, TRAINER.replace("-lt 20", "-lt 2000"))
     process = machine.boot()
-    machine.until(lambda: "step 5 is committed" in machine.log() or "step 6 is committed" in machine.log(), 90)
+    machine.until(lambda: bool(re.search(r"step \d+ is committed", machine.log())), 90)
     process.terminate()
     assert process.wait(90) == 75, machine.console()
     assert machine.job.done() is None

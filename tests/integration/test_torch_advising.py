@@ -109,7 +109,10 @@ def test_a_loop_tells_the_node(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("script", "name"), [(LIGHTNING, "FailoverCallback"), (HUGGINGFACE, "FailoverCallback")])
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [(LIGHTNING, "FailoverCallback"), pytest.param(HUGGINGFACE, "FailoverCallback", marks=pytest.mark.long)],
+)
 def test_so_do_the_trainers(tmp_path, script, name):
     text = """
 import warnings

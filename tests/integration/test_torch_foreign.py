@@ -80,7 +80,7 @@ def test_a_loop_saves_at_the_step_leaves_with_75_and_goes_on_bit_for_bit(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["lightning", "huggingface"])
+@pytest.mark.parametrize("trainer", ["lightning", pytest.param("huggingface", marks=pytest.mark.long)])
 def test_so_do_the_trainers(tmp_path, trainer):
     script = {"lightning": LIGHTNING, "huggingface": HUGGINGFACE}[trainer]
     hook = """

@@ -91,7 +91,7 @@ def test_without_the_loader_or_the_random_generators_the_pieces_differ(tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+@pytest.mark.parametrize("package", ["lightning.pytorch", pytest.param("pytorch_lightning", marks=pytest.mark.long)])
 def test_two_processes_save_and_leave_at_one_step_and_end_bit_for_bit_as_one_run(tmp_path, package):
     interrupted(SCRIPT, tmp_path, 3, processes=2, PACKAGE=package)
 
