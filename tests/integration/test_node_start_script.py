@@ -92,7 +92,7 @@ def test_r16_a_start_that_was_killed_after_it_read_its_orders_starts_again_on_a_
 def test_r16_a_reboot_goes_on_after_the_last_commit(machine, node_job):
     machine.say(node_job.trainer(steps=60, pause=0.05), steps=60)
     machine.boot(ttl_s=500)
-    machine.until(lambda: "step 10 is committed" in machine.log())
+    machine.until(lambda: bool(re.search(r"step [1-4]\d is committed", machine.log())))
     first_end = (machine.directory / "deadline").read_text()
     machine.pull_the_plug()
     machine.site.dead = True
