@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 
 from provisioner.cli.output import print_json, print_table
 from provisioner.errors import ConfigError, ExitCode
+from provisioner.model import Money
 
 if TYPE_CHECKING:
     from provisioner.catalog.listing import Row
@@ -83,8 +85,10 @@ class _Found:
         self.row = _cheapest(name, config)
         seconds = self.choice.seconds if self.choice.fits else None
         self.hours = None if steps is None or seconds is None else steps * seconds / 3600.0
-        priced = self.row is not None and self.row.price is not None and self.hours is not None
-        self.cost = float(self.row.price.amount) * self.hours if priced else None  # type: ignore[union-attr, operator]
+        price = None if self.row is None else self.row.price
+        self.cost: Money | None = None
+        if price is not None and self.hours is not None:
+            self.cost = Money(price.amount * Decimal(str(self.hours)), price.currency)
 
     def as_json(self) -> dict[str, Any]:
         from provisioner.planner import money_json
@@ -104,7 +108,7 @@ class _Found:
             "price_per_hour": money_json(row.price) if row else None,
             "machine": f"{row.cloud} {row.instance_type}" if row else None,
             "hours": self.hours,
-            "cost": self.cost,
+            "cost": money_json(self.cost),
         }
 
     def cells(self, steps: int | None) -> list[str | None]:
@@ -121,10 +125,9 @@ class _Found:
             f"{row.price} ({row.cloud} {row.instance_type})" if row else None,
         ]
         if steps is not None:
-            currency = row.price.currency if row and row.price else ""
             cells += [
                 None if self.hours is None else f"{self.hours:.3g} h",
-                None if self.cost is None else f"{self.cost:.3g} {currency}",
+                None if self.cost is None else f"{self.cost.amount:.3g} {self.cost.currency}",
             ]
         return [*cells, one.why]
 

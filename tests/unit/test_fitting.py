@@ -179,7 +179,8 @@ def test_failover_fit_tells_of_each_card_what_fits_and_what_it_costs(desk):
     one = cards["T4"]
     assert (one["fits"], one["micro_batch"], one["accumulate"], one["dtype"]) == (True, 4, 12, "float16")
     assert one["hours"] == pytest.approx(1000 * one["seconds_per_step"] / 3600)
-    assert one["cost"] == pytest.approx(one["hours"] * float(one["price_per_hour"]["amount"]))
+    assert float(one["cost"]["amount"]) == pytest.approx(one["hours"] * float(one["price_per_hour"]["amount"]))
+    assert one["cost"]["currency"] == one["price_per_hour"]["currency"]
     assert (cards["K80"]["fits"], cards["K80"]["hours"]) == (False, None)
 
     table = CliRunner().invoke(fit_command, options)
