@@ -97,7 +97,10 @@ def test_a_run_in_pieces_equals_one_run_bit_by_bit_whatever_the_workers_and_thou
     noisy("pieces", DIE="13", WORKERS="1")
     newest = max((tmp_path / "pieces").glob("step-*"), key=lambda path: int(path.name[5:]))
     weights = newest / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-5])  # the one before it is taken
+    saved = weights.read_bytes()
+    weights.write_bytes(saved[:-5])  # the one before it is taken
+    noisy("pieces", DIE="13")
+    assert weights.read_bytes() == saved, "the damaged one is made anew"
     assert noisy("pieces") == whole
 
 

@@ -35,10 +35,7 @@ def write(
     rest: Mapping[str, Any],
     metrics: Mapping[str, float],
 ) -> Path:
-    """Write one checkpoint and return its path. One that is there already is left as it is."""
-    final = folder / f"step-{step}"
-    if final.exists():
-        return final
+    """Write one checkpoint and return its path. What has that name already, damaged perhaps, is replaced."""
     begin(folder, step)
     return publish(folder, step, parts, frozen=frozen, rest=rest, metrics=metrics)
 
