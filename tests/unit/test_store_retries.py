@@ -207,20 +207,20 @@ def test_a_server_that_falls_silent_is_noticed_by_the_time_of_one_request(server
 
 
 def test_over_a_slow_line_fewer_long_writes_are_under_way_and_all_arrive(server):
-    """16 bodies of 2 MiB share 14 MiB/s, and none may take longer than 2 s: all at once, none would arrive."""
+    """16 bodies of 2 MiB share 7 MiB/s, and none may take longer than 4 s: all at once, none would arrive."""
     lock, free = threading.Lock(), [0.0]
 
     def share_the_line(part: int) -> None:
         with lock:
-            free[0] = max(free[0], time.monotonic()) + part / (14 * MIB)
+            free[0] = max(free[0], time.monotonic()) + part / (7 * MIB)
             mine = free[0]
         time.sleep(max(0.0, mine - time.monotonic()))
 
     server.on_part = share_the_line
-    store = opened(server, [], timeout_s=2, retry_s=0.5)
+    store = opened(server, [], timeout_s=4, retry_s=20)
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda number: store.put(f"k{number}", bytes(2 * MIB)), range(24)))
-    assert 0 < store.retries <= 16
+    assert 0 < store.retries <= 32  # without turns: 80 and more, and not all arrive
     assert len({asked.path for asked in server.asked if len(asked.body) == 2 * MIB}) == 24
 
 
