@@ -23,8 +23,8 @@ DESCRIPTORS, DESCRIPTORS_A_JOB = 512, 8
 """Open files of a controller, and of each of its jobs: measured are 4 at AutoDL (`benchmarks/scale.py`); AWS keeps more
 connections."""
 SWITCH_S = 0.05
-"""For how long a thread waits for the interpreter before it presses, in seconds. By Python's default of 0.005 the waiting
-threads of 1,000 jobs do nothing but press once they have fallen behind, and never catch up."""
+"""For how long a thread waits for the interpreter before it presses, in seconds. By Python's default of 0.005 the
+waiting threads of 1,000 jobs do nothing but press once they have fallen behind, and never catch up."""
 
 
 def _limits(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
