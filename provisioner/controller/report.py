@@ -73,7 +73,6 @@ def build_report(
         result, code = "refused", ExitCode.CLOUD_REFUSED
     restored = [p.watched.restored_step for p in placements if p.watched.restored_step is not None]
     steps = [placement.watched.last_step for placement in placements if placement.watched.last_step is not None]
-    problems = [f"{p.node.id}: {p.released.problem}" for p in placements if p.released.problem]
     surplus = [claimed for claimed in claims if claimed.surplus is not None]
     ours = {p.node.id for p in placements} | {one.surplus.node.id for one in surplus if one.surplus is not None}
     return {
@@ -101,7 +100,7 @@ def build_report(
         "egress_prices_of": catalog.EGRESS_AS_OF,
         "started_at": begun.at,
         "ended_at": finished.at,
-        "leaked": [*finished.leaked, *problems],
+        "leaked": [*finished.leaked],
     }
 
 
