@@ -12,6 +12,8 @@ from typing import Any
 
 FOREIGN_FACTOR = 1.5
 """Foreign memory is told when a card holds more than this, times what the job and the neighbours at its start hold."""
+FOREIGN_WINDOW_S = 10.0
+"""For so many seconds, at every look: what has gone again sooner, as a peak of one step, is nobody who has come."""
 
 
 class Neighbours:
@@ -28,7 +30,7 @@ class Neighbours:
         own: Callable[[], set[int]],
         *,
         factor: float = FOREIGN_FACTOR,
-        window_s: float = 0.0,
+        window_s: float = FOREIGN_WINDOW_S,
         own_bytes: Callable[[], int] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:

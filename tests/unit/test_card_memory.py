@@ -40,7 +40,7 @@ def test_an_error_in_between_neither_tells_nor_begins_the_window_anew():
 def test_where_the_driver_lists_no_process_of_ours_all_but_our_own_bytes_is_foreign():
     nvml, own = PlayedNvml(), [4 * GIB]
     nvml.is_namespaced = True
-    card = neighbours(nvml, times=(0,), own_bytes=lambda: own[0])
+    card = neighbours(nvml, times=(0,), window_s=0, own_bytes=lambda: own[0])
     for own[0], context in ((4 * GIB, GIB), (16 * GIB, GIB)):
         nvml.memory = {11: own[0] + context}
         assert card.look() == "", own

@@ -250,31 +250,40 @@ def test_memory_errors_of_an_earlier_job_are_not_ours_but_new_ones_are_final():
 GIB = 2**30
 
 
-def test_foreign_memory_is_told_the_jobs_own_growth_and_its_neighbours_of_the_start_are_not():
-    nvml = PlayedNvml()
-    gpu = played(nvml, own=(11, 12))
+def test_foreign_memory_that_stays_is_told_the_jobs_own_growth_its_neighbours_of_the_start_and_a_peak_are_not():
+    nvml, clock = PlayedNvml(), [0.0]
+    gpu = played(nvml, own=(11, 12), monotonic=lambda: clock[0])
+
+    def seen(memory, seconds=60.0):
+        nvml.memory = memory
+        gpu.watch(0)
+        clock[0] += seconds
+        return gpu.watch(0)
+
     for memory in (
         {99: 8 * GIB},  # the job does not use the card yet
         {11: 4 * GIB, 99: 1 * GIB},
         {11: 9 * GIB, 12: 9 * GIB, 99: 1 * GIB},
         {11: 4 * GIB, 99: 3 * GIB},
     ):
-        nvml.memory = memory
-        assert gpu.watch(0) is None, memory
-    nvml.memory = {11: 4 * GIB, 99: 1 * GIB, 100: 3 * GIB}
-    notice = gpu.watch(0)
+        assert seen(memory) is None, memory
+    others = {11: 4 * GIB, 99: 1 * GIB, 100: 3 * GIB}
+    assert seen(others, 9) is None
+    assert seen({11: 4 * GIB, 99: 1 * GIB}, 2) is None, "it was a peak"
+    assert seen(others, 9) is None
+    notice = seen(others, 1)
     assert (notice.kind, notice.final) == ("foreign GPU memory", False)
     assert notice.detail == "GPU 0: other processes hold 4.0 GiB, the job 4.0 GiB"
-    nvml.memory = {11: 4 * GIB}
-    assert gpu.watch(0) is None, "it has been given back"
+    assert seen({11: 4 * GIB}) is None, "it has been given back"
 
 
 def test_foreign_memory_is_final_where_the_operator_says_so():
-    nvml = PlayedNvml()
-    gpu = played(nvml, own=(11,), foreign_is_final=True)
+    nvml, clock = PlayedNvml(), iter((0, 10))
+    gpu = played(nvml, own=(11,), foreign_is_final=True, monotonic=lambda: next(clock))
     nvml.memory = {11: GIB}
     assert gpu.watch(0) is None
     nvml.memory[50] = GIB
+    assert gpu.watch(0) is None
     assert gpu.watch(0).final is True
 
 

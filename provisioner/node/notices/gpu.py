@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,8 @@ _MOST_EVENTS = 16
 class Gpu:
     """Asks NVML. ``nvml`` loads the library, by default ``pynvml``; ``own`` gives the job's process ids.
 
-    ``foreign_is_final``: foreign memory ends the placement; by default it is advice.
+    ``foreign_is_final``: foreign memory ends the placement; by default it is advice. ``monotonic`` measures how long
+    it is there.
     """
 
     name = "the NVIDIA driver"
@@ -40,11 +42,13 @@ class Gpu:
         own: Callable[[], set[int]],
         nvml: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
         foreign_is_final: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Ask nothing yet: a sick driver can hang already when it is opened."""
         self._own = own
         self._load = nvml
         self._foreign_is_final = foreign_is_final
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._nvml: Any = None
         self._cards: list[_Card] = []
@@ -74,7 +78,7 @@ class Gpu:
         try:
             nvml.nvmlInit()
             self._cards = [
-                _Card(nvml, index, self.name, self._own, foreign_is_final=self._foreign_is_final)
+                _Card(nvml, index, self.name, self._neighbours, foreign_is_final=self._foreign_is_final)
                 for index in range(nvml.nvmlDeviceGetCount())
             ]
             if not self._cards:
@@ -87,6 +91,9 @@ class Gpu:
             if self._nvml is None:
                 raise SourceAbsent(str(error)) from error
             self._events = None  # cards without events are looked at all the same
+
+    def _neighbours(self, nvml: Any, handle: Any) -> Neighbours:
+        return Neighbours(nvml, handle, self._own, monotonic=self._monotonic)
 
     def _xids(self) -> list[Notice]:
         found = []
@@ -109,10 +116,16 @@ class Gpu:
 
 
 class _Card:
-    """One card. ``own`` gives the job's process ids."""
+    """One card. ``neighbours`` looks for what other processes take of it."""
 
     def __init__(
-        self, nvml: Any, index: int, source: str, own: Callable[[], set[int]], *, foreign_is_final: bool
+        self,
+        nvml: Any,
+        index: int,
+        source: str,
+        neighbours: Callable[[Any, Any], Neighbours],
+        *,
+        foreign_is_final: bool,
     ) -> None:
         self._nvml = nvml
         self._index = index
@@ -125,7 +138,7 @@ class _Card:
         except nvml.NVMLError as error:
             self._handle = None
             self._lost = str(error)
-        self._neighbours = Neighbours(nvml, self._handle, own)
+        self._neighbours = neighbours(nvml, self._handle)
 
     def register(self, events: Any) -> None:
         """Ask for Xid events. Raises NVMLError where the card has none."""

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import torch
 
-from provisioner.node.card_memory import FOREIGN_FACTOR, Neighbours, family
+from provisioner.node.card_memory import FOREIGN_FACTOR, FOREIGN_WINDOW_S, Neighbours, family
 from provisioner.node.torch import cards
 
 
@@ -32,7 +32,7 @@ class ForeignMemory:
         call: Callable[[str], object] | None = None,
         *,
         factor: float = FOREIGN_FACTOR,
-        window_s: float = 10.0,
+        window_s: float = FOREIGN_WINDOW_S,
         every_s: float = 2.0,
         nvml: Callable[[], Any] = cards.load,
         own: Callable[[], set[int]] | None = None,
