@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.torch_scripts import differ, interrupted, needs_torch
+from tests.torch_scripts import FORKS, differ, interrupted, needs_torch, run
 
 pytestmark = needs_torch
 
@@ -85,6 +85,39 @@ def test_two_processes_save_and_leave_at_one_step_and_end_bit_for_bit_as_one_run
 def test_what_trainer_does_not_keep_without_and_with_the_callback(tmp_path):
     """Without the random generators the pieces differ; what a dataset draws is not kept even with them."""
     differ(SCRIPT, tmp_path, "random", "drawn")
+
+
+BROKEN = """
+from torch.utils.data import DataLoader
+loader = DataLoader(Data(), 4)
+
+class Broken(Trainer):
+    def get_train_dataloader(self):
+        return loader
+    def training_step(self, *args):
+        if self.state.global_step == 3:
+            assert type(loader) is not DataLoader and signal.getsignal(signal.SIGTERM) is not before
+            raise ValueError("broken")
+        return super().training_step(*args)
+
+before = signal.getsignal(signal.SIGTERM)
+args = TrainingArguments(
+    output_dir="out", use_cpu=True, per_device_train_batch_size=4, save_strategy="no", report_to=[], disable_tqdm=True
+)
+trainer = Broken(Net(), args, train_dataset=Data(), callbacks=[FailoverCallback()])
+for _ in range(2):
+    try:
+        trainer.train()
+    except ValueError as error:
+        print(error)
+    assert type(loader) is DataLoader
+    assert signal.getsignal(signal.SIGTERM) is before
+"""
+
+
+@pytest.mark.slow
+def test_a_training_that_ends_by_an_exception_gives_the_loader_and_the_signals_back(tmp_path):
+    assert run(SCRIPT + BROKEN, tmp_path, FORKS).count("broken") == 2
 
 
 @pytest.mark.thorough

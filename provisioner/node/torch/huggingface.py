@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Callable
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from provisioner.node.torch import files
 from provisioner.node.torch.ranks import NOTHING, STOP
@@ -45,10 +48,20 @@ class FailoverCallback(Told, TrainerCallback):  # type: ignore[misc, unused-igno
 
     # ------------------------------------------------------------------------------ what Trainer calls
 
+    def on_init_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: ARG002
+        """See each training of this Trainer to its end: no callback is told of an exception."""
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - nothing that Trainer hands over knows it
+        while frame is not None and not isinstance(frame.f_locals.get("self"), Trainer):
+            frame = frame.f_back
+        if frame is not None:
+            trainer: Any = frame.f_locals["self"]
+            trainer.train = partial(self._to_its_end, trainer.train)
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: ARG002
         """Begin to listen. Raises ValueError where Trainer would write its drafts in view of the node."""
         if Path(args.output_dir).resolve() == self._around.checkpoints.resolve():
             raise ValueError("output_dir is FAILOVER_CHECKPOINT_DIR: name another one, finished checkpoints are linked")
+        self._end()
         moments = self._begin()
         loader = more.get("train_dataloader")
         shield(getattr(loader, "base_dataloader", loader))
@@ -83,18 +96,31 @@ class FailoverCallback(Told, TrainerCallback):  # type: ignore[misc, unused-igno
         moments.saved(state.global_step, began)
         wanted, self._wanted, self._is_ours = self._wanted, NOTHING, False
         if wanted == STOP:
-            self._close_advising()
-            raise moments.stop(state.global_step)
+            stopped = moments.stop(state.global_step)
+            self._end()
+            raise stopped
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: ARG002
-        """Give the signals back."""
-        self._close_advising()
+        """Wait for the other processes."""
         if self._moments is not None:
             self._moments.ranks.close()
-            self._moments.leave_signals()
-            self._moments = None
+        self._end()
 
     # ------------------------------------------------------------------------------ the rest
+
+    def _to_its_end(self, train: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        try:
+            return train(*args, **more)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Give the loader and the signals back."""
+        self._close_advising()
+        if self._moments is not None:
+            self._moments.leave_signals()
+            self._moments = None
+        self._wanted, self._is_ours = NOTHING, False
 
     def _ask(self, args: Any, state: Any, control: Any, *, wanted: bool) -> None:
         moments = self._moments
