@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import random
 import threading
@@ -17,7 +16,7 @@ from provisioner.checkpoint.layout import Position
 from provisioner.checkpoint.save import Commit, Saver
 from provisioner.errors import Abandoned, CloudError, Fenced, Unstable
 from provisioner.node import pace
-from provisioner.node.metadata import Metadata
+from provisioner.node.metadata import Metadata, lasts
 
 LOOK_S = 1.0
 """How often the directory is read at least, in seconds; changes are noticed at once where the kernel tells them."""
@@ -28,21 +27,6 @@ READ_TRIES = 5
 READ_PAUSE_S = 0.5
 """The first pause after such a try, in seconds; each is twice the one before."""
 _LAST_TRIES = 2
-_LASTING = frozenset(
-    {
-        errno.EACCES,
-        errno.EPERM,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.EISDIR,
-        errno.ENOTDIR,
-        errno.EINVAL,
-        errno.ENXIO,
-        errno.ENODEV,
-        errno.EOVERFLOW,
-    }
-)
-"""Errors that another try does not change. Others pass: no descriptor left, a network disk that stumbles."""
 _Key: TypeAlias = tuple[str, tuple[int, int]]
 
 
@@ -183,7 +167,7 @@ class Committer:
 
     def _unread(self, entry: _Entry, error: OSError) -> None:
         """Pause before another try, or pass the entry over."""
-        lasting = error.errno in _LASTING
+        lasting = lasts(error)
         tries = self._tries[entry.key] = self._tries.get(entry.key, 0) + 1
         why = error.strerror or str(error)
         if lasting or tries >= READ_TRIES:

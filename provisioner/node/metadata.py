@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -11,6 +12,21 @@ from pathlib import Path
 
 NAME = "metadata.json"
 MAX_BYTES = 16 * 1024
+_LASTING = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.EINVAL,
+        errno.ENXIO,
+        errno.ENODEV,
+        errno.EOVERFLOW,
+    }
+)
+"""Errors that another try does not change. Others pass: no descriptor left, a network disk that stumbles."""
 
 
 class Metadata:
@@ -24,13 +40,15 @@ class Metadata:
     def of(self, entry: Path) -> dict[str, object]:
         """Return the texts, numbers, truth values and nulls of the object in the file; nothing where there is none.
 
-        A checkpoint that is a file has none. Never raises.
+        A checkpoint that is a file has none. Raises OSError for what may be read at another try (``lasts``).
         """
         try:
             data = _read(entry / NAME)
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:
+            if not lasts(error):
+                raise
             self._tell(f"{NAME} of a checkpoint cannot be read ({error.strerror}); it is left out")
             return {}
         if data is None:
@@ -53,6 +71,11 @@ class Metadata:
         if line not in self._told and len(self._told) < 100:
             self._told.add(line)
             self._report(line)
+
+
+def lasts(error: OSError) -> bool:
+    """Say whether a file cannot be read for a reason that another try will meet, too."""
+    return error.errno in _LASTING
 
 
 def _read(path: Path) -> bytes | None:

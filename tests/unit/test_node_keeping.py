@@ -24,7 +24,7 @@ from provisioner.node import bootstrap
 from provisioner.node.bootstrap import Access
 from provisioner.node.commits import Committer
 from provisioner.node.fencing import Eviction
-from provisioner.node.metadata import Metadata
+from provisioner.node.metadata import Metadata, _read
 from provisioner.node.replicas import Replica, Replicas, Rules
 from provisioner.node.stores import Stores
 from provisioner.node.upkeep import Broom, Upkeep
@@ -145,6 +145,19 @@ class Stumbling(Saver):
         return super().save(entry, step, metadata, progress)
 
 
+class StumblingRead:
+    """Reads a file on a disk that fails so many times."""
+
+    def __init__(self, read, faults: list[int]) -> None:
+        self.read, self.faults = read, faults
+
+    def __call__(self, path: Path) -> bytes | None:
+        if self.faults:
+            number = self.faults.pop(0)
+            raise OSError(number, os.strerror(number))
+        return self.read(path)
+
+
 class Committing:
     def __init__(self, directory: Path, saver: Saver) -> None:
         self.out = directory / "out"
@@ -175,6 +188,20 @@ def test_a_disk_that_stumbles_costs_no_checkpoint(primary, tmp_path, monkeypatch
     assert node.committer.finish(10)  # the end tries it once more
     assert node.commits == [10, 20]
     assert ["Trying again" in line for line in node.lines] == [True, True, False]
+
+
+def test_a_disk_that_stumbles_costs_no_metadata(primary, tmp_path, monkeypatch):
+    """What says which checkpoint is the best: without it the best one is removed as any other."""
+    monkeypatch.setattr("provisioner.node.commits.READ_PAUSE_S", 0.01)
+    read = StumblingRead(_read, [errno.EMFILE, errno.EIO])
+    monkeypatch.setattr("provisioner.node.metadata._read", read)
+    node = Committing(tmp_path, Saver(primary, JOB, 1, fence=lambda: None))
+    checkpoint(node.out, 10, loss=0.25)
+    until(lambda: node.commits == [10])
+    assert node.committer.finish(10)
+    assert node.committer.last is not None
+    assert node.committer.last.manifest.metadata == {"loss": 0.25}
+    assert ["Trying again" in line for line in node.lines] == [True]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
