@@ -139,6 +139,8 @@ class Failure:
     """How long the planner leaves this scope alone, in seconds."""
     elsewhere: tuple[str, ...] = ()
     """Zones that the cloud itself names as having room for this very machine; they are tried next."""
+    doubtful: bool = False
+    """The machine was ordered and nobody knows what became of that: there may be one."""
 
     def __setstate__(self, state: Sequence[object]) -> None:
         """Read a pickle, also one of an earlier version."""

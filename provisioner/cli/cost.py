@@ -83,7 +83,9 @@ def _row(job: str, machine: Mapping[str, Any]) -> Sequence[object]:
 
 
 def _notes(machine: Mapping[str, Any]) -> Iterator[str]:
-    if machine["running"]:
+    if machine["role"] == "unanswered":
+        yield "its claim had no answer: it may be there"
+    elif machine["running"]:
         yield "runs"
     if machine["role"] == "surplus":
         yield "surplus"

@@ -125,7 +125,7 @@ def _refusals(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("surplus", f"{_where(row)}: given back after {row['seconds']:.0f} s") for row in report.get("surplus", [])
     ]
     rows += [
-        ("unanswered", f"{row['cloud']} {row['region']} {row['node']}: its claim had no answer, {_for(row)}")
+        ("unanswered", f"{row['cloud']} {row['region']} {row['node'] or '?'}: its claim had no answer, {_for(row)}")
         for row in report.get("unanswered", [])
     ]
     rows += [("what to do", words) for words in dict.fromkeys(row["advice"] for row in report["refused"]) if words]
@@ -136,7 +136,9 @@ def _for(row: Mapping[str, Any]) -> str:
     """Say how long a machine was there, and what that has cost."""
     cost = row["cost"]
     words = "of unknown cost" if cost is None else f"at most {cost['amount']:.4f} {cost['currency']}"
-    return f"given back after {row['seconds']:.0f} s, {words}"
+    if row["node"]:
+        return f"given back after {row['seconds']:.0f} s, {words}"
+    return f"it may be there, since {row['seconds']:.0f} s, {words}"
 
 
 def _placement_row(placement: Mapping[str, Any]) -> Sequence[object]:

@@ -10,6 +10,7 @@ from provisioner.clock import now as unix_now
 LINES: dict[str, str] = {
     "begin": "job {job} ({uid}), epoch {epoch}",
     "stray": "{cloud}: releasing {id}, left by an earlier run",
+    "unanswered": "{cloud}: releasing {id}, whose claim was not answered",
     "published": "runtime in the store: {wheels} wheels",
     "course": "{words}",
     "claim": "epoch {epoch}: claiming {offer}: {price} an hour",

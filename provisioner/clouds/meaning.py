@@ -57,6 +57,42 @@ def passing(failure: Failure) -> bool:
     return failure.kind in {FailureKind.THROTTLED, FailureKind.NETWORK}
 
 
+_NEVER_SENT: Final = frozenset(
+    {
+        "ConnectError",
+        "ConnectTimeout",
+        "ConnectTimeoutError",
+        "EndpointConnectionError",
+        "GoogleAuthError",
+        "NameResolutionError",
+        "NewConnectionError",
+        "ProxyConnectionError",
+        "ProxyError",
+        "RefreshError",
+        "SSLCertVerificationError",
+        "TransportError",
+    }
+)
+"""Errors of the clouds' libraries that mean: there was no connection, or no key, so nothing was asked for."""
+
+
+def never_sent(error: BaseException) -> bool:
+    """Say whether a call that broke off cannot have reached its cloud, by the classes of the errors behind it."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if any(kind.__name__ in _NEVER_SENT for kind in type(one).__mro__):
+            return True
+        left += [one.__cause__, one.__context__, *(each for each in one.args if isinstance(each, BaseException))]
+        reason = getattr(one, "reason", None)
+        left += [reason] if isinstance(reason, BaseException) else []
+    return False
+
+
 def with_failure(error: CloudError, failure: Failure) -> CloudError:
     """Let an error carry its failure, as ``controller.refusals.as_failure`` reads it."""
     carrier: Any = error

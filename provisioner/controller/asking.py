@@ -9,7 +9,7 @@ from provisioner import planner
 from provisioner.controller import survey
 from provisioner.controller.billing import convert
 from provisioner.controller.records import Asked, Begun, Placement
-from provisioner.controller.standing import beyond_budget, standing
+from provisioner.controller.standing import beyond_budget
 from provisioner.model import FailureKind, Offer
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Asking:
             if free or stop or refused or late:
                 world.events.emit("asked", cloud="autodl", offers=len(free), problems=[p.message for p in problems])
                 memory = world.refusals.memory(world.cloud_names(), begun.at)
-                at = standing(world.config, begun, past, world.now())
+                at = world.standing(begun, past)
                 self._too_dear_until = self._rest_until(past, *free) if free else None
                 if self._too_dear_until is not None:  # a fallback may be cheaper
                     free = ()
@@ -66,7 +66,7 @@ class Asking:
         world = self._world
         offers, problems = world.offers(world.fallback_names())
         memory = world.refusals.memory(world.cloud_names(), begun.at)
-        at = standing(world.config, begun, past, world.now())
+        at = world.standing(begun, past)
         known = memory or planner.FailureMemory()
         plan = world.plan(tuple(offers), memory=known, now=world.now(), standing=at)
         self._tell_course(plan.course)

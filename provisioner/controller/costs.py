@@ -48,7 +48,7 @@ def _machine(bill: Bill, now: float, since: float | None, overlap: float) -> dic
         "zone": bill.zone,
         "instance_type": bill.instance_type,
         "market": bill.market,
-        "role": "placement" if bill.watched else "claimed" if running else "surplus",
+        "role": _role(bill, now),
         "price_per_hour": _json(bill.price),
         "price_at_most": _json(bill.hourly),
         "begun": bill.begun,
@@ -56,7 +56,7 @@ def _machine(bill: Bill, now: float, since: float | None, overlap: float) -> dic
         "running": running,
         "seconds": round(bill.until(now) - bill.begun, 3),
         "cost": _cost(bill, now, since),
-        "upper_bound": bill.price is None and bill.at_most is not None,
+        "upper_bound": bill.bounded,
         "likely_cost": _likely(bill, now, since),
         "overlap_seconds": round(overlap, 3),
         "egress": _egress([bill]),
@@ -64,6 +64,12 @@ def _machine(bill: Bill, now: float, since: float | None, overlap: float) -> dic
         "expected_hours": bill.expected_h,
         "problem": bill.problem,
     }
+
+
+def _role(bill: Bill, now: float) -> str:
+    if bill.unanswered and not bill.node:
+        return "unanswered"
+    return "placement" if bill.watched else "claimed" if bill.runs(now) else "surplus"
 
 
 def _cost(bill: Bill, now: float, since: float | None) -> dict[str, Any] | None:
@@ -113,7 +119,7 @@ def _sums(bills: Sequence[Bill], now: float, since: float | None) -> dict[str, A
     return {
         "by_currency": {name: round(float(amount), 6) for name, amount in total.items()},
         "total": _json(Money(whole, currency)),
-        "upper_bound": any(bill.price is None and bill.at_most is not None for bill in bills),
+        "upper_bound": any(bill.bounded for bill in bills),
         "unpriced": [_name(bill) for bill in bills if bill.hourly is None],
         "egress": _egress(bills),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from provisioner.controller.ledger import bill_of
 from provisioner.controller.records import Choice, Claimed, Published, Surplus
 from provisioner.controller.refusals import as_failure
 from provisioner.controller.strays import asked_at
@@ -79,6 +80,7 @@ class WorldCourse:
                     since = asked_at(self._world.directory, self._epoch, token) or now
                     node = Node(thing.id, offer, self._world.job, self._epoch, token, min(since, now))
                     found[token] = Claimed(offer, now, node, None, by_token[token].at_most)
+                    self._world.ledger.found(bill_of(node, by_token[token], self._world.config.policy.ttl))
         gone = (self._went_back(token, choice) for token, choice in by_token.items() if token not in found)
         return [*found.values(), *(one for one in gone if one is not None)]
 

@@ -39,9 +39,11 @@ from provisioner.controller.records import (
     Watched,
 )
 from provisioner.controller.refusals import Refusals, as_failure, words
+from provisioner.controller.standing import standing
 from provisioner.controller.start_failures import driver_failure
 from provisioner.controller.stores import place, stores
 from provisioner.controller.strays import billed_since, release_strays, tidied
+from provisioner.controller.unanswered import Unanswered
 from provisioner.controller.view import PlacementView
 from provisioner.controller.warnings import Warnings
 from provisioner.controller.watch import Watch
@@ -87,9 +89,9 @@ class World:
         self.take_down = take_down or threading.Event()
         policy, root = config.policy, directory.path.parent.parent
         self.daily = Daily(root, job.name, policy.budget_per_day, policy.usd_cny, now=now, tell=self._blind_of_limits)
-        self.limits = Limits(policy, self.daily, now)
-        self.warnings = Warnings(events)
         self.ledger = Ledger(directory.path)
+        self.limits = Limits(policy, self.daily, now, self.ledger.of_run)
+        self.warnings = Warnings(events)
         self.abreast = config.policy.race
         self._open_cloud = open_cloud
         self._clouds: dict[str, Cloud] = {}
@@ -100,6 +102,7 @@ class World:
         """The machines that have sent a heartbeat."""
         self._background = Background(self)
         self._asking = Asking(self)
+        self.unanswered = Unanswered(self)
 
     # -- the steps, in the order of a job's life ------------------------------------------------------------------
 
@@ -172,6 +175,8 @@ class World:
         if isinstance(answer, Failure):
             if launch is not None:  # there may be a machine after all: it must not train beside the next
                 self.forget_start(epoch, launch.token)
+            if answer.doubtful:
+                self.unanswered.note(choice, epoch, token)
             self.refusals.remember(answer, offer)
             said = f": {text}" if (text := words(answer)) else ""
             self.events.emit("refused", epoch=epoch, offer=offer.key, failure=answer.kind, code=answer.code, words=said)
@@ -270,12 +275,13 @@ class World:
         ``claimed`` names the clouds that a claim was made at, None when that is not known. A cloud that refuses us may
         hold something of ours only if it once did not.
         """
+        self.unanswered.close()
         self._background.close()
 
         def left_at(name: str) -> list[str]:
             try:
                 with told_if_slow(lambda: self.events.emit("slow", what=f"{name} to remove what is left of the job")):
-                    return tidied(self, self.cloud(name))
+                    return tidied(self, name)
             except CloudError as error:
                 untouched = claimed is not None and name not in claimed and name not in self._background.prepared
                 if untouched and isinstance(error, Unauthorized):
@@ -340,11 +346,16 @@ class World:
                 problems.append(as_failure(error))
         return offers, problems
 
+    def standing(self, begun: Begun, past: Sequence[Placement]) -> planner.Standing:
+        """Return where the run stands now, for the planner."""
+        return standing(self.config, begun, past, self.now(), self.limits.elsewhere(past))
+
     def why_stop(self, begun: Begun, past: tuple[Placement, ...], current: Claimed | None = None) -> str:
         """Say why the job must end now, or nothing."""
         if self.take_down.is_set() or (self.directory.path / "takedown").exists():
             self.take_down.set()
             return TAKEN_DOWN
+        self.unanswered.look()
         self.warnings.look(self.limits.shares(begun, past, current))
         return self.limits.reached(begun, past, current, self.now())
 

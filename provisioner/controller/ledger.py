@@ -67,11 +67,20 @@ class Bill:
     expected_h: float | None = None
     transfers: tuple[Mapping[str, Any], ...] = ()
     terms: Terms = field(default_factory=Terms)
+    token: str = ""
+    """That of its claim; empty where an earlier release entered it."""
+    unanswered: bool = False
+    """Its claim had no answer: there may be such a machine. ``node`` is empty where nobody has seen it."""
 
     @property
     def hourly(self) -> Money | None:
         """The price of an hour, or else the most that it can be."""
         return self.price or self.at_most
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it costs that much at most: its price is not known, or it may not be there at all."""
+        return self.hourly is not None and (self.price is None or (self.unanswered and not self.node))
 
     def until(self, now: float) -> float:
         """Return when it ended, or until when it counts: a machine that nobody has seen go lasts no longer than ttl.
@@ -105,6 +114,7 @@ class Ledger:
         """Name the file; it is created with its first line."""
         self._log = events.EventLog(folder / FILE)
         self._folder = folder
+        self._read: tuple[int, list[Bill], int] = (-1, [], 0)
 
     def begin(self, run: int, at: float, terms: Terms) -> None:
         """Begin a run."""
@@ -114,13 +124,43 @@ class Ledger:
 
     def machine(self, bill: Bill) -> None:
         """Enter a machine that was claimed."""
+        self._enter("machine", bill)
+
+    def asked(self, bill: Bill) -> None:
+        """Enter a claim that was not answered: it counts as the machine that it may have made."""
+        self._enter("asked", bill)
+
+    def absent(self, cloud: str, token: str, at: float) -> None:
+        """Note that a claim that was not answered has made no machine."""
+        self._log.emit("absent", cloud=cloud, token=token, at=at)
+
+    def _enter(self, kind: str, bill: Bill) -> None:
         self._log.emit(
-            "machine",
+            kind,
             epoch=bill.epoch, node=bill.node, cloud=bill.cloud, region=bill.region, zone=bill.zone,
             instance_type=bill.instance_type, market=bill.market, price=_json(bill.price), at_most=_json(bill.at_most),
             begun=bill.begun, ends_by=bill.ends_by, likely=_json(bill.likely), expected=_json(bill.expected),
-            expected_h=bill.expected_h,
+            expected_h=bill.expected_h, token=bill.token,
         )  # fmt: skip
+
+    def unanswered(self) -> list[Bill]:
+        """Return the claims, of whichever run, that may have made a machine which nobody has seen yet."""
+        return [bill for bill in self._bills()[0] if bill.unanswered and bill.ended is None]
+
+    def of_run(self) -> list[Bill]:
+        """Return the bills of the newest run."""
+        found, run = self._bills()
+        return [bill for bill in found if bill.run == run]
+
+    def _bills(self) -> tuple[list[Bill], int]:
+        """Read the ledger, if it has grown."""
+        try:
+            size = (self._folder / FILE).stat().st_size
+        except OSError:
+            size = 0
+        if size != self._read[0]:
+            self._read = (size, *_read(self._folder))
+        return self._read[1:]
 
     def ours_since(self, node: Node) -> Node:
         """Return a machine with the time since when it is ours.
@@ -133,11 +173,16 @@ class Ledger:
 
     def watched(self, bill: Bill) -> None:
         """Note that a machine has the job. One that an earlier release claimed is entered now."""
+        known = self.found(bill)
+        if known is None or not known.watched:
+            self._log.emit("watched", cloud=bill.cloud, node=bill.node, epoch=bill.epoch)
+
+    def found(self, bill: Bill) -> Bill | None:
+        """Return what is known of a machine that is there; enter it where it is not known."""
         known = next((one for one in bills(self._folder) if _same(one, bill.cloud, bill.node, bill.epoch)), None)
         if known is None:
             self.machine(bill)
-        if known is None or not known.watched:
-            self._log.emit("watched", cloud=bill.cloud, node=bill.node, epoch=bill.epoch)
+        return known
 
     def moved(self, cloud: str, node: str, epoch: int, transfers: list[dict[str, object]]) -> None:
         """Note what a machine sent and fetched."""
@@ -151,11 +196,15 @@ class Ledger:
     def removed(self, thing: Owned, since: float | None, at: float) -> None:
         """Note that a machine was released which only its cloud knew. ``since``: when it began, None: not known.
 
-        One whose claim was never answered has no line yet: it is entered, with its cloud's price as what bounds it.
+        One whose claim was never answered takes the place of that claim. Where that has no line either, it is entered
+        with its cloud's price as what bounds it.
         """
-        if since is not None and not any(
-            (one.cloud, one.node) == (thing.cloud, thing.id) for one in bills(self._folder)
-        ):
+        known = [one for one in bills(self._folder) if one.cloud == thing.cloud]
+        asked = next((one for one in known if one.unanswered and _is_token(thing.token, one.token)), None)
+        if asked is not None and asked.ended is None:
+            begun = asked.begun if since is None else min(since, at)
+            self.machine(replace(asked, node=thing.id, begun=begun, unanswered=False))
+        elif since is not None and not any(one.node == thing.id for one in known):
             bill = Bill(
                 job=thing.job, run=0, epoch=thing.epoch or 0, node=thing.id, cloud=thing.cloud, region=thing.region,
                 zone="", instance_type="", market="", price=None, at_most=thing.price_per_hour, begun=min(since, at),
@@ -184,11 +233,17 @@ def bill_of(node: Node, choice: Choice, ttl_s: float) -> Bill:
         likely=choice.likely,
         expected=choice.expected,
         expected_h=choice.expected_h,
+        token=node.token,
     )
 
 
 def bills(folder: Path) -> list[Bill]:
     """Read the bills of a job's folder, oldest first. What cannot be understood is passed over."""
+    return _read(folder)[0]
+
+
+def _read(folder: Path) -> tuple[list[Bill], int]:
+    """Return the bills, and the number of the newest run."""
     found: list[Bill] = []
     terms, run = Terms(), 0
     for line in events.read(folder / FILE):
@@ -196,13 +251,15 @@ def bills(folder: Path) -> list[Bill]:
             if line["kind"] == "run":
                 run = int(line["run"])
                 terms = Terms(_money(line["budget"]), _money(line["per_day"]), Decimal(str(line["usd_cny"])))
-            elif line["kind"] == "machine":
+            elif line["kind"] in {"machine", "asked"}:
                 _enter(found, _bill(folder.name, run, terms, line))
+            elif line["kind"] == "absent":
+                _strike(found, line["cloud"], line["token"], _number(line["at"]))
             else:
                 _note(found, line)
         except (KeyError, TypeError, ValueError, OverflowError, InvalidOperation):
             continue
-    return found
+    return found, run
 
 
 def all_bills(root: Path) -> list[Bill]:
@@ -213,10 +270,27 @@ def all_bills(root: Path) -> list[Bill]:
 def _enter(found: list[Bill], bill: Bill) -> None:
     """Take a machine in. One whose claim was repeated after a crash is the same one: what was said last is recorded."""
     for position, one in enumerate(found):
-        if _same(one, bill.cloud, bill.node, bill.epoch) and one.ended is None:
-            found[position] = bill
+        if one.ended is None and (_same(one, bill.cloud, bill.node, bill.epoch) or _of_one_claim(one, bill)):
+            found[position] = replace(one, unanswered=True) if bill.unanswered else replace(bill, run=one.run)
             return
     found.append(bill)
+
+
+def _of_one_claim(one: Bill, other: Bill) -> bool:
+    return bool(one.token) and (one.cloud, one.token) == (other.cloud, other.token)
+
+
+def _is_token(told: str, token: str) -> bool:
+    """Say whether a cloud means this token: some have room for its beginning only."""
+    return bool(told) and token.startswith(told)
+
+
+def _strike(found: list[Bill], cloud: str, token: str, at: float) -> None:
+    """Take a claim out that has made no machine; one that did, and whose repeat was not answered, is gone."""
+    for position, one in enumerate(found):
+        if one.unanswered and one.ended is None and (one.cloud, one.token) == (cloud, token):
+            found[position : position + 1] = [replace(one, ended=at)] if one.node else []
+            return
 
 
 def _note(found: list[Bill], line: Mapping[str, Any]) -> None:
@@ -256,6 +330,8 @@ def _bill(job: str, run: int, terms: Terms, line: Mapping[str, Any]) -> Bill:
         expected=_money(line["expected"]),
         expected_h=None if line["expected"] is None else _number(line["expected_h"]),
         terms=terms,
+        token=str(line.get("token") or ""),
+        unanswered=line["kind"] == "asked",
     )
 
 

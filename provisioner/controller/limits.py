@@ -10,6 +10,7 @@ from typing import Protocol
 from provisioner.clock import now as unix_now
 from provisioner.controller.billing import convert
 from provisioner.controller.daily import Daily
+from provisioner.controller.ledger import Bill
 from provisioner.controller.records import Begun, Claimed, Placement
 from provisioner.controller.report import cost, surplus_cost
 from provisioner.controller.warnings import Share
@@ -53,9 +54,16 @@ class Policy(Protocol):
 class Limits:
     """Says when a job must end."""
 
-    def __init__(self, policy: Policy, daily: Daily | None = None, now: Callable[[], float] = unix_now) -> None:
-        """Take the policy, and the days' budgets."""
+    def __init__(
+        self,
+        policy: Policy,
+        daily: Daily | None = None,
+        now: Callable[[], float] = unix_now,
+        entered: Callable[[], Sequence[Bill]] = tuple,
+    ) -> None:
+        """Take the policy, and the days' budgets. ``entered`` tells what the run's ledger has."""
         self.policy = policy
+        self._entered = entered
         self.daily = daily
         self._now = now
         self._not_before: dict[tuple[object, ...], float] = {}
@@ -138,7 +146,35 @@ class Limits:
                 rate = self._convert(claimed.price.amount, claimed.price.currency)
                 hourly += rate
                 until_now += rate * Decimal(str(claimed.node.claimed_at))
+        now = self._now()
+        for bill in self._others(past, current):
+            if bill.hourly is not None and bill.runs(now):
+                rate = self._convert(bill.hourly.amount, bill.hourly.currency)
+                hourly += rate
+                until_now += rate * Decimal(str(bill.begun))
+            elif bill.hourly is not None:
+                spent += self._convert(bill.cost(now) or Decimal(0), bill.hourly.currency)
         return spent, hourly, until_now
+
+    def elsewhere(self, past: Sequence[Placement]) -> Decimal:
+        """Return what others have cost, in dollars, see ``_others``; not a machine that the job has now."""
+        now, found = self._now(), Decimal(0)
+        for bill in self._others(past, None):
+            amount = bill.cost(now) if bill.unanswered or not bill.runs(now) else None
+            if amount is not None and bill.hourly is not None:
+                found += convert(Money(amount, bill.hourly.currency), "USD", Decimal(str(self.policy.usd_cny)))
+        return found
+
+    def _others(self, past: Sequence[Placement], current: Claimed | None) -> Iterator[Bill]:
+        """Yield the machines that the ledger has and the records have not, or not with a price.
+
+        A claim that was not answered may have made one; one of them may have been found and given back.
+        """
+        claims = [claimed for placement in past for claimed in (placement.claimed, *placement.claims)]
+        claims += [current, *current.beside] if current is not None else []
+        nodes = [one.surplus.node if one.surplus is not None else one.node for one in claims if one.price is not None]
+        known = {(node.offer.cloud, node.id) for node in nodes if node is not None and node.id}
+        yield from (bill for bill in self._entered() if (bill.cloud, bill.node) not in known)
 
     def _convert(self, amount: Decimal, currency: str) -> Decimal:
         budget = self.policy.budget

@@ -18,7 +18,6 @@ from provisioner.checkpoint import layout
 from provisioner.controller.clocks import ahead_of_store
 from provisioner.controller.flow import FINAL
 from provisioner.controller.records import Begun, Claimed, Placement, Stood, Watched
-from provisioner.controller.standing import standing
 from provisioner.controller.watch import View, Watch, judge
 from provisioner.errors import CloudError
 from provisioner.model import Ending, Node, NodeState, Offer
@@ -59,11 +58,11 @@ class Doorstep:
         """Say what the move saves, if it saves enough, and no limit ends the job meanwhile."""
         if not self._world.way_home.bears(offer, self._claimed, self._begun, tuple(self._past)):
             return ""
-        config, now = self._world.config, self._world.now()
+        config = self._world.config
         here, there = self._claimed.price, offer.price_per_hour
         if here is None or there is None:
             return ""
-        at, step = standing(config, self._begun, self._past, now), self._step
+        at, step = self._world.standing(self._begun, self._past), self._step
         if config.job.steps is not None and step is not None:
             at = replace(at, done=min(1.0, step / config.job.steps))
         terms = planner.terms(config, standing=at, stores=self._world.places())

@@ -110,7 +110,7 @@ def _machines(finished: Finished) -> list[dict[str, Any]]:
 
 
 def _unanswered(finished: Finished, ours: set[str]) -> list[dict[str, object]]:
-    """Return the machines whose claim was never answered: they were found by their tags, and given back."""
+    """Return the machines whose claim was never answered: found by their tags and given back, or not found (``""``)."""
     names = ("epoch", "node", "cloud", "region", "begun", "ended", "seconds", "price_at_most", "cost", "problem")
     return [{name: one[name] for name in names} for one in _machines(finished) if one["node"] not in ours]
 

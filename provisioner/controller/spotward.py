@@ -15,7 +15,7 @@ from provisioner import planner
 from provisioner.config import Config
 from provisioner.controller import moving, survey
 from provisioner.controller.records import Asked, Begun, Choice, Claimed, Placement
-from provisioner.controller.standing import paced_hours, standing
+from provisioner.controller.standing import paced_hours
 from provisioner.model import Market, Offer
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Spotward:
             return ""
         if now - self._tried_at < config.policy.failback.again * 2.0 ** min(self._in_vain, MOST_DOUBLINGS):
             return ""
-        at = replace(standing(config, begun, past, now), done=min(1.0, step / steps))
+        at = replace(self._world.standing(begun, past), done=min(1.0, step / steps))
         if (hours := _hours(config, claimed.offer, heartbeat, step)) is not None:
             at = replace(at, hours=hours)
         terms = planner.terms(config, standing=at, stores=self._world.places())

@@ -23,10 +23,12 @@ TAKEN = frozenset({Ending.LOST, Ending.STOPPED})
 """How a spot machine ends that its cloud takes back, as far as an earlier release recorded it."""
 
 
-def standing(config: Config, begun: Begun, past: Sequence[Placement], now: float) -> Standing:
-    """Return where a run stands at ``now`` (Unix seconds). Spent money is in USD."""
+def standing(
+    config: Config, begun: Begun, past: Sequence[Placement], now: float, elsewhere: Decimal = Decimal(0)
+) -> Standing:
+    """Return where a run stands at ``now`` (Unix seconds). Spent is in USD, as is ``elsewhere``: by no placement."""
     rate = config.policy.usd_cny
-    spent = sum((amount / rate if name == "CNY" else amount for name, amount in cost(past).items()), Decimal(0))
+    spent = sum((amount / rate if name == "CNY" else amount for name, amount in cost(past).items()), elsewhere)
     elapsed, done = max(0.0, now - begun.at), _done(config.job.steps, past)
     hours = measured_hours(config, past)
     return Standing(Money(spent, "USD"), elapsed, done, _seen(past), _spot(config), hours, netted=True)

@@ -26,7 +26,7 @@ def release_strays(world: World, name: str) -> None:
         if thing.kind == "machine":
             refuse_if_training(world, thing)
             world.events.emit("stray", cloud=name, id=thing.id, epoch=thing.epoch)
-            world.cloud(name).release(_as_node(thing, world.job))
+            world.cloud(name).release(as_node(thing, world.job))
             world.ledger.removed(thing, asked_at(world.directory, thing.epoch, thing.token), world.now())
 
 
@@ -45,11 +45,14 @@ def refuse_if_training(world: World, thing: Owned) -> None:
         raise ConfigError(message, hint=hint)
 
 
-def tidied(world: World, cloud: Cloud) -> list[str]:
+def tidied(world: World, name: str) -> list[str]:
     """Release and remove all of the job at a cloud; return what is still there, a line for each. Raises CloudError."""
+    cloud = world.cloud(name)
     if release_all(world, cloud):
         cloud.dismantle()
-    return [f"{thing.cloud}/{thing.region}/{thing.kind}/{thing.id}" for thing in cloud.owned()]
+    left = cloud.owned()
+    world.unanswered.strike(name, left, settle_s=0.0)
+    return [f"{thing.cloud}/{thing.region}/{thing.kind}/{thing.id}" for thing in left]
 
 
 def release_all(world: World, cloud: Cloud) -> bool:
@@ -58,7 +61,7 @@ def release_all(world: World, cloud: Cloud) -> bool:
     for thing in cloud.owned():
         if thing.kind == "machine":
             try:
-                cloud.release(_as_node(thing, world.job))
+                cloud.release(as_node(thing, world.job))
                 world.ledger.removed(thing, asked_at(world.directory, thing.epoch, thing.token), world.now())
             except CloudError as error:
                 failed += 1
@@ -95,7 +98,7 @@ def billed_since(world: World, node: Node, asked: float) -> Node:
     return world.ledger.ours_since(replace(node, claimed_at=min(since, world.now())))
 
 
-def _as_node(thing: Owned, job: JobRef) -> Node:
+def as_node(thing: Owned, job: JobRef) -> Node:
     """Return a machine that only the cloud knows, as far as a release needs it."""
     offer = Offer(thing.cloud, thing.region, "", "", Gpu("", 0, 0), Market.ON_DEMAND, thing.price_per_hour)
     return Node(thing.id, offer, job, thing.epoch or 0, thing.token, claimed_at=0.0)

@@ -11,7 +11,6 @@ from provisioner.controller.daily import is_daily
 from provisioner.controller.homeward import Homeward
 from provisioner.controller.records import Asked, Begun, Choice, Claimed, Placement, Published, Stood, Watched
 from provisioner.controller.spotward import Spotward
-from provisioner.controller.standing import standing
 from provisioner.controller.view import PlacementView
 from provisioner.errors import Unreachable
 from provisioner.model import Ending, Failure, Node, Offer
@@ -106,6 +105,6 @@ class WayHome:
         names = ["autodl"] if world.config.primary is not None else []
         offers, problems = world.offers(names)
         free, now = survey.free(offers), world.now()
-        memory, at = world.refusals.memory(names, begun.at), standing(world.config, begun, past, now)
+        memory, at = world.refusals.memory(names, begun.at), world.standing(begun, past)
         asked = Asked(free, now, tuple(problems), memory=memory, standing=at)
         return world.rank(asked, (), ()), memory, at, problems

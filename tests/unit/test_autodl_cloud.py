@@ -437,7 +437,7 @@ def test_whatever_is_lost_on_the_way_one_token_never_makes_two_machines(mode, da
     for fault in data.draw(FAULTS):
         setting.emulator.add_fault(fault)
     first = setting.cloud.claim(offer, LAUNCH)
-    assert len(setting.machines) <= 1
+    assert len(setting.machines) <= (1 if isinstance(first, Node) or first.doubtful else 0)
     setting.emulator.clear_faults()
     node = setting.claim()
     if isinstance(first, Node):

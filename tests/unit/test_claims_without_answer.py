@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from provisioner.controller.ledger import bills
-from provisioner.controller.records import Choice, Published
+from provisioner.cli.command import cli
+from provisioner.controller.course import WorldCourse
+from provisioner.controller.directory import JobRecord
+from provisioner.controller.ledger import Bill, Terms, bills
+from provisioner.controller.records import Begun, Choice, Published
 from provisioner.errors import CloudError, Unauthorized, Unreachable
 from provisioner.model import Failure, FailureKind, Gpu, Launch, Market, Money, Node, Offer, Owned, Scope, claim_token
 from tests.sweeps import JOB, aws, world
@@ -90,3 +95,134 @@ def test_a_claim_that_was_killed_before_its_line_counts_from_the_clouds_own_laun
     assert claimed.node.claimed_at == counted
     (bill,) = bills(made.directory.path)
     assert (bill.begun, bill.cost(4600.0)) == (counted, max(60, 4600 - int(counted)) / Decimal(3600))
+
+
+LOST = Failure(FailureKind.NETWORK, Scope.REGION, "ReadTimeoutError", "no answer", doubtful=True)
+FLAT = Money(Decimal(2), "USD")
+SECOND = replace(OFFER, zone="us-east-1b", price_per_hour=FLAT)
+
+
+class Silent(Room):
+    """A cloud that has made a machine, or none, and does not answer the claim; then it lists what it has."""
+
+    def __init__(self, *, made: bool, lists: bool = True) -> None:
+        super().__init__(LOST)
+        self.made, self.lists = made, lists
+        self.there: list[Owned] = [Owned("aws", "us-east-1", "vpc", "vpc-1", "available", "digits")]
+
+    def claim(self, offer: Offer, launch: Launch) -> Node | Failure:
+        if self.made:
+            token = launch.token
+            self.there.append(Owned("aws", "us-east-1", "machine", "i-1", "running", "digits", launch.epoch, token))
+        return super().claim(offer, launch)
+
+    def owned(self) -> list[Owned]:
+        if not self.lists:
+            raise Unreachable("no answer")
+        return list(self.there)
+
+    def release(self, node: Node) -> None:
+        self.there = [thing for thing in self.there if thing.id != node.id]
+
+    def dismantle(self) -> None:
+        self.there = []
+
+
+class Doubt:
+    """A job with a budget, at a cloud that has not answered a claim at 1000 s."""
+
+    def __init__(self, folder: Path, room: Silent, budget: str = "2 USD") -> None:
+        self.room, self.at = room, 1000.0
+        self.world: Any = world({"aws": room}, aws(regions=["us-east-1"]), folder, {"budget": budget})
+        self.world.now = self.world.limits._now = self.world.daily._now = lambda: self.at
+        self.world.events._clock = lambda: self.at
+        self.world.ledger.begin(0, 1000.0, Terms(Money(Decimal(2), "USD")))
+        self.world.claim(Choice(SECOND, None, ""), 1, 0, Published((), None))
+
+    def after(self, seconds: float) -> str:
+        """Say why the job must end so much later; what was looked for meanwhile is done."""
+        self.at += seconds
+        why = str(self.world.why_stop(Begun(1000.0, 1), (), None))
+        if (search := self.world.unanswered._search) is not None:
+            search.join()
+        return why
+
+    @property
+    def bills(self) -> list[Bill]:
+        return bills(self.world.directory.path)
+
+
+def test_a_claim_without_an_answer_counts_for_the_budget_until_it_is_known(tmp_path: Path) -> None:
+    job = Doubt(tmp_path, Silent(made=True, lists=False))
+    assert job.after(3599) == ""
+    assert job.after(1) == "budget of 2 USD reached"
+    assert job.world.standing(Begun(1000.0, 1), ()).spent == Money(Decimal(2), "USD")
+    assert [(one.node, one.begun, one.unanswered) for one in job.bills] == [("", 1000.0, True)]
+
+
+def test_its_machine_is_given_back_while_the_job_goes_on_and_counts_for_as_long_as_it_was_there(tmp_path: Path) -> None:
+    job = Doubt(tmp_path, Silent(made=True, lists=False))
+    assert job.after(600) == ""
+    job.room.lists = True
+    assert job.after(600) == ""
+    assert [thing.kind for thing in job.room.there] == ["vpc"]
+    (bill,) = job.bills
+    assert (bill.node, bill.instance_type, bill.price) == ("i-1", "g4dn.xlarge", FLAT)
+    assert (bill.begun, bill.ended, bill.unanswered) == (1000.0, 2200.0, False)
+    assert job.after(1e6) == "", "it costs no more"
+    assert job.world.limits.elsewhere(()) == Decimal(2) * 1200 / 3600
+
+
+def test_one_that_was_never_made_costs_nothing_once_its_cloud_has_not_listed_it_for_a_while(tmp_path: Path) -> None:
+    job = Doubt(tmp_path, Silent(made=False))
+    assert job.after(60) == ""
+    assert [one.unanswered for one in job.bills] == [True], "a list may lag behind"
+    assert job.after(120) == ""
+    assert job.bills == []
+    assert job.after(1e6) == ""
+
+
+def test_a_list_without_its_region_proves_nothing(tmp_path: Path) -> None:
+    room = Silent(made=False)
+    room.there = [Owned("aws", "eu-west-1", "vpc", "vpc-2", "available", "digits")]
+    job = Doubt(tmp_path, room)
+    assert [job.after(3000), job.after(3000)] == ["", "budget of 2 USD reached"]
+
+
+def test_at_the_end_of_a_run_nothing_of_it_is_left_in_doubt_that_could_be_asked(tmp_path: Path) -> None:
+    job = Doubt(tmp_path, Silent(made=False))
+    assert job.world.finish().leaked == ()
+    assert job.bills == []
+    other = Doubt(tmp_path / "other", Silent(made=True))
+    other.at = 4600.0
+    (machine,) = other.world.finish().money["machines"]
+    assert (machine["node"], machine["cost"]["amount"], machine["role"]) == ("i-1", 2.0, "surplus")
+
+
+def test_a_claim_that_is_made_again_after_a_crash_and_then_answered_is_one_machine(tmp_path: Path) -> None:
+    job = Doubt(tmp_path, Silent(made=True, lists=False))
+    node = Node("i-1", SECOND, JOB, 1, claim_token(JOB, 1, SECOND, 0), 1000.0)
+    job.room.claim = lambda *_: node  # type: ignore[method-assign,assignment]
+    job.at = 1900.0
+    job.world.claim(Choice(SECOND, None, ""), 1, 0, Published((), None))
+    assert [(one.node, one.begun, one.unanswered) for one in job.bills] == [("i-1", 1000.0, False)]
+    assert job.world.ledger.unanswered() == []
+
+
+def test_cost_says_that_it_may_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Doubt(tmp_path, Silent(made=True, lists=False))
+    job.world.directory.remember(JobRecord("digits", JOB.uid, 1, True, "failover.yaml", 0.0))
+    monkeypatch.setenv("FAILOVER_STATE_DIR", str(tmp_path))
+    shown = " ".join(CliRunner().invoke(cli, ["cost"]).output.split())
+    assert "its claim had no answer: it may be there" in shown
+    assert "digits: at most" in shown
+
+
+def test_a_race_that_is_run_again_enters_the_machine_that_it_finds_and_gives_back(tmp_path: Path) -> None:
+    """The controller was killed before the claim was entered, or the claim was not answered."""
+    job = Doubt(tmp_path, Silent(made=True))
+    course = WorldCourse(job.world, 1, 0, Published((), None))
+    (found,) = course.made([Choice(SECOND, None, "")])
+    job.at = 2800.0
+    course.give_back(found.node)
+    assert [(one.node, one.begun, one.ended, one.unanswered) for one in job.bills] == [("i-1", 1000.0, 2800.0, False)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from provisioner.clouds.autodl.machines import AutodlSettings, Clock, Machines, 
 from provisioner.clouds.autodl.naming import PREFIX, machine_name
 from provisioner.clouds.autodl.pro_machines import ProMachines
 from provisioner.clouds.base import Findings, Outlook, Request, Tagged
+from provisioner.clouds.meaning import never_sent
 from provisioner.errors import CloudError, Unauthorized
 from provisioner.model import Failure, FailureKind, JobRef, Launch, Node, NodeState, Offer, Owned, Scope
 
@@ -131,10 +133,10 @@ class AutodlCloud:
     def claim(self, offer: Offer, launch: Launch) -> Node | Failure:
         """Get the machine, or say why not. One name per token: what carries it is found before anything is made."""
         name = machine_name(launch)
-        machines, since = self._chosen, self._wall()
+        machines, since, machine = self._chosen, self._wall(), ""
         try:
-            machine = machines.find(name)
-            if machine is not None:  # a claim that is made again: it has cost money since
+            machine = machines.find(name) or ""
+            if machine:  # a claim that is made again: it has cost money since
                 made_at = (one.since for one in machines.tagged(name) if one.thing.id == machine)
                 since = min(since, next(made_at, None) or since)
             else:
@@ -144,28 +146,33 @@ class AutodlCloud:
                 machine = made
             failure = machines.settle(machine)
         except CloudError as error:
-            return failure_of(error)
+            return replace(failure_of(error), doubtful=bool(machine))
         if failure is not None:
             return failure
         return Node(machine, offer, launch.job, launch.epoch, launch.token, since)
 
     def _create(self, machines: Machines, name: str, offer: Offer, launch: Launch) -> str | Failure:
         """Make the machine. An answer that does not say what happened is followed by two looks for its name."""
+        doubtful = False
         image = self._config.image_uuid or cards.DEFAULT_IMAGE
         order = partial(machines.create, name, offer, start_command(launch.user_data), image)
         try:
             return self._when_it_listens(order)
         except Doubtful as error:
             failure = Failure(FailureKind.NETWORK, Scope.OFFER, "no answer", str(error), error.hint, 60.0)
+            doubtful = not never_sent(error)
         except Refused as error:
             if error.failure.kind is not FailureKind.UNKNOWN:
                 return error.failure
             failure = error.failure
-        found = machines.find(name)
-        if found is None:
-            self._sleep(self._second_look_s)
+        try:
             found = machines.find(name)
-        return found or failure
+            if found is None:
+                self._sleep(self._second_look_s)
+                found = machines.find(name)
+        except CloudError as error:
+            failure, found = failure_of(error), None
+        return found or replace(failure, doubtful=doubtful)
 
     def _when_it_listens(self, order: Callable[[], str]) -> str:
         """Give an order again while AutoDL says that these are too many requests: then nothing was made."""

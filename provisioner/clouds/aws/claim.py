@@ -16,7 +16,7 @@ from provisioner.clouds.aws.api import CALL_ERRORS, Region, ended
 from provisioner.clouds.aws.failures import SPENT_CODES
 from provisioner.clouds.aws.reading import code_and_message, failure_of, failure_of_state, profile_not_yet_known
 from provisioner.clouds.clock import Clock
-from provisioner.clouds.meaning import passing
+from provisioner.clouds.meaning import never_sent, passing
 from provisioner.errors import CloudError
 from provisioner.model import TAG_TOKEN, Failure, FailureKind, Launch, Market, Node, Offer, Scope
 
@@ -96,16 +96,25 @@ class Claim:
             try:
                 return self._region.run(asked)
             except CALL_ERRORS as error:
+                sent = not never_sent(error)
                 failure = failure_of(error, "RunInstances")
                 if code_and_message(error)[0] in SPENT_CODES:
                     return self._made(token) or failure
                 again = passing(failure) or profile_not_yet_known(error)
-            doubt = doubt or failure.kind is FailureKind.NETWORK
+            doubt = doubt or (failure.kind is FailureKind.NETWORK and sent)
             if not again or tries >= CLAIM_TRIES or self._clock.tick() + pause_s > until:
                 # A refusal is about this try; an earlier one whose answer was lost may have made a machine.
-                return (self._made(token) if doubt else None) or failure
+                return self._looked_up(token, failure) if doubt else failure
             self._clock.sleep(pause_s * (0.5 + self._jitter()))
             pause_s = min(pause_s * 2, 8.0)
+
+    def _looked_up(self, token: str, failure: Failure) -> dict[str, Any] | Failure:
+        """Return what a token made, else the failure: a machine that is not listed yet may come all the same."""
+        try:
+            made = self._made(token)
+        except CloudError:
+            made = None
+        return made or replace(failure, doubtful=True)
 
     def _made(self, token: str) -> dict[str, Any] | None:
         """Find what a token made, by its tag; a machine that lives before one that has ended."""

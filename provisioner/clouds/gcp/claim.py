@@ -8,7 +8,6 @@ token's, so that two requests could not make two machines either.
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,7 +18,7 @@ from provisioner.clouds.gcp.compute import Compute, Machine, Operation
 from provisioner.clouds.gcp.errors import Refused, account_not_yet_known, machine_gone, spent
 from provisioner.clouds.gcp.machine import LABEL_TOKEN, request_id
 from provisioner.clouds.gcp.reading import failure_of
-from provisioner.clouds.meaning import CAPACITY, passing
+from provisioner.clouds.meaning import CAPACITY, never_sent, passing, with_failure
 from provisioner.model import Failure, FailureKind, Launch, Node, Offer
 
 CLAIM_S: Final = 60.0
@@ -81,7 +80,7 @@ class Claim:
                 failure = error.failure
                 taken = spent(failure)  # if there is no such machine: Google frees a name some time after a failure
                 again = passing(failure) or taken or (self._new and account_not_yet_known(failure))
-                doubt = doubt or failure.kind is FailureKind.NETWORK or taken
+                doubt = doubt or (failure.kind is FailureKind.NETWORK and not never_sent(error)) or taken
                 repeat += taken
             else:
                 if not isinstance(ended, Failure):
@@ -91,7 +90,7 @@ class Claim:
             if doubt and (made := self._found(zone, name, token, settle=taken or not again)) is not None:
                 return made
             if not again or tries >= CLAIM_TRIES or self._clock.tick() + pause_s > until:
-                return failure
+                return replace(failure, doubtful=failure.doubtful or doubt)
             self._clock.sleep(pause_s * (0.5 + self._jitter()))
             pause_s = min(pause_s * 2, 8.0)
 
@@ -164,17 +163,21 @@ class Claim:
         except Refused as error:
             if passing(error.failure):
                 return None
-            raise
+            raise with_failure(error, replace(error.failure, doubtful=True)) from None
 
     def _give_up(self, zone: str, name: str) -> Machine | Failure:
         """Decide about a machine of which nothing is known after minutes: it is there, or it is sent away."""
         machine = self._compute.machine(zone, name)
         if machine is not None and machine.status not in COMING | OFF:
             return machine
-        self._remove(zone, name)
-        return CAPACITY.failure("TIMEOUT", f"no machine after {OPERATION_S:.0f} s, and no reason")
+        gone = self._remove(zone, name)
+        failure = CAPACITY.failure("TIMEOUT", f"no machine after {OPERATION_S:.0f} s, and no reason")
+        return replace(failure, doubtful=not gone)
 
-    def _remove(self, zone: str, name: str) -> None:
-        """Ask that a machine goes away. If that fails, it is found by its labels when the job ends."""
-        with contextlib.suppress(Refused):
+    def _remove(self, zone: str, name: str) -> bool:
+        """Ask that a machine goes away. If that fails (False), it is found by its labels later."""
+        try:
             self._compute.delete_machine(zone, name)
+        except Refused:
+            return False
+        return True
