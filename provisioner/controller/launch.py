@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from provisioner.controller.directory import JobDirectory, cache_root
 from provisioner.controller.records import Published
 from provisioner.controller.runtime import runtime_wheels
 from provisioner.controller.runtime_bundle import Bundle
+from provisioner.controller.shared_runtime import SharedRuntime
 from provisioner.controller.stores import nearest_first, stores
 from provisioner.errors import ConfigError, FailoverError, Unreachable
 from provisioner.hazard import Seen
@@ -42,10 +42,6 @@ BODY_COMPARED = frozenset({"aws", "gcp"})
 """Clouds that compare a request with the earlier one of the same token."""
 LINK_S = 6 * 3600.0
 """How long a start link is asked for. Links signed with a session end with it, whatever is asked for."""
-SHARED_S = 600.0
-"""How long a part of the runtime that was seen in the store is not asked for again, in seconds."""
-_sharing = threading.Lock()
-_shared: dict[tuple[str, str], float] = {}
 
 
 def open_job_store(config: Config, environ: Mapping[str, str]) -> Store:
@@ -85,6 +81,7 @@ class Launcher:
         self.config = config
         self.directory = directory
         self.store = store
+        self.runtime = SharedRuntime(store.above(), job.name)
         self.environ = environ
         self.data = DataLists(config, store, environ)
         self.pools: Mapping[Pool, Seen] = {}
@@ -114,13 +111,30 @@ class Launcher:
         launch_runtime.check_autodl(self.config, bundle, problem)
         self._find_image()
         self.data.look()
-        wheels = []
+        return replace(self._publish_runtime(bundle, problem), workdir_key=self._publish_workdir())
+
+    def _publish_runtime(self, bundle: Bundle | None, problem: str) -> Published:
+        wheels, files = [], {}
         for wheel in () if self.config.job.runtime == "bundle" else runtime_wheels(cache_root(self.environ)):
             digest = _digest(wheel, wheel.stat().st_mtime_ns)
-            key = f"{layout.SHARED_RUNTIME}/{digest[:16]}/{wheel.name}"
-            self._share(key, wheel)
-            wheels.append((key, digest))
-        return Published(tuple(wheels), self._publish_workdir(), self._publish_bundle(bundle), problem)
+            wheels.append((f"{layout.SHARED_RUNTIME}/{digest[:16]}/{wheel.name}", digest))
+            files[wheels[-1][0]] = wheel
+        made = None if bundle is None else (f"{layout.SHARED_RUNTIME}/{bundle.sha256}.tar.gz", bundle.sha256)
+        if bundle is not None and made is not None:
+            files[made[0]] = bundle.path
+        self.runtime.note([*files])
+        for key, file in files.items():
+            self.runtime.share(key, file)
+        return Published(tuple(wheels), None, made, problem)
+
+    def _there(self, published: Published) -> Published:
+        """Return what a machine starts with. A runtime that is there no more is put there anew, as it is made now."""
+        keys = [key for key, _ in published.wheels] + ([published.bundle[0]] if published.bundle else [])
+        shared = [key for key in keys if not _own(key)]
+        self.runtime.note(shared)
+        if self.runtime.has(shared):
+            return published
+        return replace(self._publish_runtime(*self._bundle()), workdir_key=published.workdir_key)
 
     def launch(self, offer: Offer, epoch: int, attempt: int, published: Published, *, held: bool = False) -> Launch:
         """Write the bootstrap object of an epoch (``held``: not yet) and return what the claim needs.
@@ -154,7 +168,7 @@ class Launcher:
 
     def write_start(self, offer: Offer, epoch: int, attempt: int, published: Published) -> None:
         """Write the object by which the machine of a claim starts the job. Raises CloudError."""
-        token = claim_token(self.job, epoch, offer, attempt)
+        token, published = claim_token(self.job, epoch, offer, attempt), self._there(published)
         lines = self._orders(offer, epoch, published)
         data = start_object(lines, self._bootstrap(offer, epoch, token, published))
         self.store.put(layout.bootstrap(epoch, token), data)
@@ -262,27 +276,8 @@ class Launcher:
                 raise
             return None, str(error)
 
-    def _publish_bundle(self, bundle: Bundle | None) -> tuple[str, str] | None:
-        if bundle is None:
-            return None
-        key = f"{layout.SHARED_RUNTIME}/{bundle.sha256}.tar.gz"
-        self._share(key, bundle.path)
-        return key, bundle.sha256
-
-    def _share(self, key: str, path: Path) -> None:
-        """Put a part of the runtime where all jobs find it, unless it is there."""
-        shared = self.store.above()
-        with _sharing:  # many jobs begin at once, and one of them sends it
-            if time.monotonic() < _shared.get((shared.uri, key), 0.0):
-                return
-            if not shared.exists(key):
-                shared.put(key, path.read_bytes())
-            _shared[shared.uri, key] = time.monotonic() + SHARED_S
-
     def _link(self, key: str) -> str:
-        """Return a link to a part of the runtime; one that an older release published is the job's own."""
-        own = key.startswith(f"{layout.RUNTIME}/")
-        return (self.store if own else self.store.above()).sign(key, LINK_S)
+        return self.store.sign(key, LINK_S) if _own(key) else self.runtime.link(key, LINK_S)
 
     def _find_image(self) -> None:
         image = self.config.job.image or ""
@@ -312,6 +307,11 @@ class Launcher:
         if not self.store.exists(key):
             self.store.put(key, data)
         return key
+
+
+def _own(key: str) -> bool:
+    """Say whether a part of the runtime is the job's own, as an older release published it."""
+    return key.startswith(f"{layout.RUNTIME}/")
 
 
 @lru_cache(maxsize=64)

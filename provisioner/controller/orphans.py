@@ -19,6 +19,9 @@ from provisioner.telemetry import events
 MACHINE: Final = "machine"
 START: Final = "start_object"
 """What the machine of one claim reads first. It holds secrets."""
+RUNTIME: Final = "runtime"
+UNFINISHED: Final = "unfinished_file"
+"""What no record tells of: the room that lists it knows that nobody uses it."""
 _OF_A_MACHINE: Final = frozenset({MACHINE, START, "volume", "spot_request"})
 """Kinds that belong to one claim; all others are what a region was prepared with."""
 

@@ -20,9 +20,20 @@ from provisioner.controller.clocks import age_s
 from provisioner.controller.directory import state_root
 from provisioner.controller.launch import open_job_store
 from provisioner.controller.ledger import Ledger
-from provisioner.controller.orphans import MACHINE, START, Judge, Known, KnownJob, Standing, Verdict
+from provisioner.controller.orphans import (
+    MACHINE,
+    RUNTIME,
+    START,
+    UNFINISHED,
+    Judge,
+    Known,
+    KnownJob,
+    Standing,
+    Verdict,
+)
 from provisioner.controller.patience import SILENT_S
 from provisioner.controller.strays import ALIVE_S, asked_at
+from provisioner.controller.sweep_litter import judged
 from provisioner.controller.sweep_rooms import Room, Rooms
 from provisioner.errors import ConfigError, FailoverError, Unauthorized
 from provisioner.model import Money
@@ -39,6 +50,8 @@ _ORDER: Final = (
     ("vpc", "network"),
     ("instance_profile",),
     ("role", "service_account"),
+    (UNFINISHED,),
+    (RUNTIME,),
 )
 """What goes before what: nothing can go while something uses it."""
 
@@ -132,11 +145,21 @@ class Sweep:
             things |= {one.key: one for one in found.found}
             self._found_in |= dict.fromkeys((one.key for one in found.found), room)
         judge = Judge(known, self._keeps, now=self._now(), older=self._options.older)
-        verdicts = judge.judge([*things.values()], foreign=self._options.foreign)
+        verdicts = judge.judge([*things.values()], foreign=self._options.foreign) + self._litter(silent)
         wanted = [one for one in verdicts if self._options.job in {"", one.tagged.thing.job}]
         self._check_name(wanted)
         silent |= {f"{one.tagged.thing.kind} {one.tagged.thing.id}": one.why for one in wanted if _unsure(one)}
         return Swept([Outcome(one) for one in wanted if one.standing is not Standing.HELD], silent)
+
+    def _litter(self, silent: dict[str, str]) -> list[Verdict]:
+        """Look for what lies in the stores and is nobody's; tell ``silent`` what could not be asked."""
+        verdicts: list[Verdict] = []
+        for room in self._rooms.litter.values():
+            found = room.listed()
+            silent |= found.silent
+            verdicts += judged(room, found.found, now=self._now(), older=self._options.older)
+            self._found_in |= dict.fromkeys((one.key for one in found.found), room)
+        return verdicts
 
     def remove(self, swept: Swept, *, say: Callable[[str], None]) -> None:
         """Remove the orphans, machines first. What is left says why in its ``problem``."""

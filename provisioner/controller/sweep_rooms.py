@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -13,9 +13,10 @@ from provisioner.clouds.base import Accounted, Cloud, Findings, Inventory, Tagge
 from provisioner.config import Config, parse
 from provisioner.controller.directory import JobDirectory
 from provisioner.controller.launch import open_job_store, stored_uid
-from provisioner.controller.orphans import MACHINE, START, Known
+from provisioner.controller.orphans import MACHINE, RUNTIME, START, UNFINISHED, Known
 from provisioner.controller.run import reopened_config
 from provisioner.controller.survey import fallback_names
+from provisioner.controller.sweep_litter import Litter, RuntimeRoom, UnfinishedRoom
 from provisioner.errors import CloudError, ConfigError, FailoverError
 from provisioner.model import Gpu, JobRef, Market, Node, Offer, Owned
 
@@ -127,6 +128,8 @@ class Rooms:
         self._root = root
         self._environ = environ
         self._rooms: dict[tuple[str, str], Room] = {}
+        self.litter: dict[tuple[str, str], Litter] = {}
+        """Rooms that know by themselves what is nobody's."""
 
     def __iter__(self) -> Iterator[Room]:
         """Go through the rooms."""
@@ -134,12 +137,14 @@ class Rooms:
 
     def open(self, known: Known, file: Path | None) -> None:
         """Open what every run of every job used, and what a file names. Raises ConfigError for the file."""
+        going_on = {job.record.name for job in known.jobs if job.record.open} | known.damaged.keys()
         for job in known.jobs:
             name, folder = job.record.name, Path(job.record.config_path).parent
             try:
                 self.configs[name] = reopened_config(job.directory, job.record, self._environ)
                 store = StoreRoom(self.configs[name], job.record.ref, self._environ)
                 self._rooms.setdefault(("store", name), store)
+                self._open_litter(self.configs[name], job.record.ref, going_on)
             except ConfigError as error:
                 self.silent[f"the store of {name}"] = str(error)
             kept = sorted(job.directory.path.glob("failover.*.yaml"))
@@ -155,6 +160,13 @@ class Rooms:
             record = next((job.record for job in known.jobs if job.record.name == config.job.name), None)
             job_ref = record.ref if record is not None else JobRef(config.job.name, "0" * 8)
             self._open_clouds(config, job_ref, JobDirectory(self._root, config.job.name))
+
+    def _open_litter(self, config: Config, job: JobRef, going_on: Collection[str]) -> None:
+        own = open_job_store(config, self._environ)
+        above = own.above()
+        self.litter[UNFINISHED, own.uri] = UnfinishedRoom(own, job)
+        self.litter[UNFINISHED, above.uri] = UnfinishedRoom(above, None)
+        self.litter[RUNTIME, above.uri] = RuntimeRoom(above, going_on)
 
     def _parsed(self, path: Path, folder: Path) -> Config:
         try:

@@ -30,6 +30,8 @@ from provisioner.checkpoint.save import Saver
 from provisioner.checkpoint.store import Credentials, Store, open_store
 from provisioner.checkpoint.sweep import sweep
 from provisioner.checkpoint.verify import verify
+from provisioner.controller.shared_runtime import SharedRuntime
+from provisioner.controller.sweep_litter import RuntimeRoom
 from provisioner.errors import Fenced, StoreError, Unauthorized
 from provisioner.model import JobRef
 from tests import servers
@@ -402,3 +404,21 @@ def test_a_pack_that_is_gone_or_cut_short_is_named_and_an_older_checkpoint_comes
     assert [key in line for line in lines] == [True, True]
     for manifest, _ in kept[1:]:
         assert [line.split()[0] for line in verify(store, manifest)] == [key]
+
+
+def test_a_sweep_takes_the_runtime_that_no_job_uses_and_leaves_what_one_does(store):
+    """A week later, by the store's own times."""
+    shared, now = store.above(), [time.time()]
+    used, unused = (f".runtime/{letter * 64}.tar.gz" for letter in "ab")
+    SharedRuntime(shared, "digits").note([used])
+    SharedRuntime(shared, "gone").note([unused])
+    filled(shared, [used, unused])
+    room = RuntimeRoom(shared, {"digits"}, now=lambda: now[0])
+    assert room.listed().found == ()
+    now[0] += 8 * 86400.0
+    found = room.listed()
+    assert (found.silent, {one.thing.id for one in found.found}) == ({}, {unused, ".runtime/used/gone.json"})
+    for one in found.found:
+        room.remove(one)
+    assert [one.key for one in shared.objects(".runtime")] == [used, ".runtime/used/digits.json"]
+    assert room.listed().found == ()
