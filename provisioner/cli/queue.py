@@ -28,17 +28,18 @@ def submit(files: tuple[Path, ...], *, as_json: bool) -> int:
 
     Each runs with its file as it is now. Nothing is submitted if one of the files is wrong.
     """
-    from provisioner.config import load
+    from provisioner.config import content_of, parse
     from provisioner.controller.serving.by_hand import submit as put
 
-    configs = [(path, load(path)) for path in files]
-    names = [config.job.name for _, config in configs]
+    contents = [(path, content_of(path)) for path in files]
+    configs = [(path, text, parse(text, str(path), path.parent, os.environ)) for path, text in contents]
+    names = [config.job.name for _, _, config in configs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"job {twice[0]} is in two of the files", hint="a job is known by its name: job.name")
     with _store() as store:
-        for path, config in configs:
-            put(store, path, config)
+        for path, text, config in configs:
+            put(store, path, text, config)
             if not as_json:
                 streams.tell(f"{config.job.name}: QUEUED")
     if as_json:

@@ -53,6 +53,7 @@ __all__ = [
     "ResourcesConfig",
     "StoreConfig",
     "TerraformConfig",
+    "content_of",
     "load",
     "parse",
     "runtime_file",
@@ -64,15 +65,19 @@ __all__ = [
 
 def load(path: Path, environ: Mapping[str, str] | None = None) -> Config:
     """Read and check a file. ``environ`` stands for the environment. Raises ConfigMistakes."""
+    return parse(content_of(path), str(path), path.parent, os.environ if environ is None else environ)
+
+
+def content_of(path: Path) -> bytes:
+    """Read a file once, to keep what was checked, whoever saves it meanwhile. Raises ConfigMistakes."""
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         hint = "`failover init` writes one to begin with"
         raise ConfigMistakes([Mistake(str(path), None, "", "there is no such file", hint)]) from None
     except OSError as error:
         raise ConfigMistakes([Mistake(str(path), None, "", f"cannot be read: {error.strerror}")]) from None
-    return parse(content, str(path), path.parent, os.environ if environ is None else environ)
 
 
 def parse(content: bytes, file: str, directory: Path, environ: Mapping[str, str], *, for_start: bool = True) -> Config:

@@ -124,9 +124,13 @@ class JobDirectory:
         target = self.path / name
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:  # mkstemp creates 0600
-            file.write(text)
-        Path(temporary).replace(target)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:  # mkstemp creates 0600
+                file.write(text)
+            Path(temporary).replace(target)
+        except OSError:  # a full disk fills with what each try leaves
+            Path(temporary).unlink(missing_ok=True)
+            raise
         return target
 
     @contextmanager

@@ -16,7 +16,7 @@ from provisioner import clock
 from provisioner.clock import now as unix_now
 from provisioner.clouds import open_cloud
 from provisioner.clouds.base import Cloud
-from provisioner.config import Config, load, parse, runtime_file, workdir
+from provisioner.config import Config, content_of, parse, runtime_file, workdir
 from provisioner.controller.attached import Told
 from provisioner.controller.directory import JobDirectory, JobRecord, new_uid, state_root
 from provisioner.controller.effects import World
@@ -52,12 +52,12 @@ def begin_record(
     fresh: bool,
     now: float,
     stored_uid: str,
-    content: bytes | None = None,
+    content: bytes,
 ) -> JobRecord:
     """Find the open run of this job, or begin a new one, and keep a copy of its configuration.
 
     A job keeps its uid from run to run, so that it goes on from its checkpoints, unless ``fresh``. A run that is open
-    goes on with the configuration that it was started with. ``content`` is what the file held when it was submitted.
+    goes on with the configuration that it was started with. ``content`` is what the file held when it was checked.
     """
     old = directory.record()
     if old is not None and old.open:
@@ -67,9 +67,8 @@ def begin_record(
         return old
     uid = new_uid() if fresh else (old.uid if old else stored_uid or new_uid())
     run = old.run + 1 if old else 1
-    (directory.path / f"failover.{run}.yaml").write_bytes(config_path.read_bytes() if content is None else content)
-    for name in ("takedown", WISH, "report.json"):  # an earlier run's
-        (directory.path / name).unlink(missing_ok=True)
+    (directory.path / f"failover.{run}.yaml").write_bytes(content)
+    (directory.path / "report.json").unlink(missing_ok=True)  # an earlier run's
     record = JobRecord(directory.name, uid, run, open=True, config_path=str(config_path.resolve()), started_at=now)
     directory.remember(record)
     return record
@@ -92,7 +91,8 @@ class Controller:
         self.environ = dict(os.environ if environ is None else environ)
         self.options = options or RunOptions()
         self.config_path = config_path
-        self.config = config or load(config_path, environ=self.environ)
+        self._content = b"" if config is not None else content_of(config_path)
+        self.config = config or parse(self._content, str(config_path), config_path.parent, self.environ)
         self.directory = JobDirectory(state_root(self.environ), self.config.job.name)
         self.take_down = threading.Event()
         self._on_event = on_event
@@ -130,7 +130,11 @@ class Controller:
             return report
 
     def begin(self, content: bytes | None = None) -> None:
-        """Find the open run, or begin one; its configuration counts. ``content`` as for ``begin_record``."""
+        """Find the open run, or begin one; its configuration counts. ``content`` is that of a file read before."""
+        record = self.directory.record()
+        if record is None or not record.open:  # before the store is asked: the operator may want an end already
+            for name in ("takedown", WISH):  # an earlier run's
+                (self.directory.path / name).unlink(missing_ok=True)
         for event in read_events(self.directory.path / "events.jsonl"):
             clock.not_before(float(event.get("time") or 0.0))
         self.record = begin_record(
@@ -139,7 +143,7 @@ class Controller:
             fresh=self.options.fresh,
             now=unix_now(),
             stored_uid=stored_uid(open_job_store(self.config, self.environ)),
-            content=content,
+            content=self._content if content is None else content,
         )
         self.config = self._recorded_config()
 

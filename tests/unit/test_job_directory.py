@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from provisioner.controller.directory import JobDirectory, JobRecord, jobs, state_root
-from provisioner.controller.run import begin_record
+from provisioner.controller.records import Begun
+from provisioner.controller.run import Controller, begin_record
 from provisioner.errors import ConfigError
 
 HOLD = """
 import sys, time
+from collections.abc import Callable
 from pathlib import Path
 from provisioner.controller.directory import JobDirectory
 with JobDirectory(Path(sys.argv[1]), "digits").lock():
@@ -64,24 +68,85 @@ def test_an_open_run_goes_on_and_a_closed_one_makes_way_with_the_same_uid(
 ) -> None:
     config = tmp_path / "failover.yaml"
     config.write_text("job: one")
-    first = begin_record(directory, config, fresh=False, now=1, stored_uid="")
+    first = begin_record(directory, config, fresh=False, now=1, stored_uid="", content=config.read_bytes())
     config.write_text("job: changed")
-    assert begin_record(directory, config, fresh=False, now=2, stored_uid="") == first
+    assert begin_record(directory, config, fresh=False, now=2, stored_uid="", content=config.read_bytes()) == first
     assert (directory.path / "failover.1.yaml").read_text() == "job: one"
     with pytest.raises(ConfigError, match="not ended"):
-        begin_record(directory, config, fresh=True, now=3, stored_uid="")
+        begin_record(directory, config, fresh=True, now=3, stored_uid="", content=config.read_bytes())
     directory.close()
-    second = begin_record(directory, config, fresh=False, now=4, stored_uid="")
+    second = begin_record(directory, config, fresh=False, now=4, stored_uid="", content=config.read_bytes())
     assert (second.uid, second.run, second.open) == (first.uid, 2, True)
     directory.close()
-    third = begin_record(directory, config, fresh=True, now=5, stored_uid="")
+    third = begin_record(directory, config, fresh=True, now=5, stored_uid="", content=config.read_bytes())
     assert third.uid != first.uid
+
+
+def test_a_disk_that_takes_no_more_is_not_filled_with_what_each_try_leaves(
+    directory: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.write_json("report.json", {"result": "completed"})
+
+    def full(_self: Path, _target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        directory.write_json("report.json", {"result": "failed"})
+    assert [path.name for path in directory.path.iterdir()] == ["report.json"]
+    assert directory.read_json("report.json") == {"result": "completed"}
+
+
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Controller], None]) -> Controller:
+    """Begin a run of a job; ``meanwhile`` happens while the store is asked whose prefix it is."""
+    file = tmp_path / "failover.yaml"
+    file.write_text(SMALL.format(store=tmp_path / "store", command="first"))
+    controller = Controller(file, environ={"FAILOVER_STATE_DIR": str(tmp_path / "state")})
+    controller.directory.create()
+    (controller.directory.path / "takedown").touch()  # an earlier run's
+
+    def asked(_store: object) -> str:
+        meanwhile(controller)
+        return ""
+
+    monkeypatch.setattr("provisioner.controller.run.stored_uid", asked)
+    controller.begin()
+    return controller
+
+
+SMALL = (
+    "job: {{name: small, command: {command}}}\ncheckpoint: {{store: 'file://{store}'}}\nfallback: [{{local: {{}}}}]\n"
+)
+
+
+def test_a_file_that_is_saved_while_its_run_begins_counts_from_the_next_run_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it may be there: a run that was begun with that could neither go on nor be taken down."""
+    made = begun(tmp_path, monkeypatch, lambda controller: controller.config_path.write_text("job: {name: sma"))
+    assert made.config.job.command[-1] == "first"
+    assert made.record.open
+
+
+def test_who_wants_a_job_down_while_it_begins_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = begun(tmp_path, monkeypatch, lambda controller: (controller.directory.path / "takedown").touch())
+    assert made.world().why_stop(Begun(0.0, 1), ()) == "taken down"
+
+
+def test_what_an_earlier_run_was_told_does_not_end_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = begun(tmp_path, monkeypatch, lambda _: None)
+    assert made.world().why_stop(Begun(0.0, 1), ()) == ""
 
 
 def test_a_controller_on_another_machine_takes_the_uid_from_the_store(directory: JobDirectory, tmp_path: Path) -> None:
     config = tmp_path / "failover.yaml"
     config.write_text("job: one")
-    assert begin_record(directory, config, fresh=False, now=1, stored_uid="0a0b0c0d").uid == "0a0b0c0d"
+    assert (
+        begin_record(directory, config, fresh=False, now=1, stored_uid="0a0b0c0d", content=config.read_bytes()).uid
+        == "0a0b0c0d"
+    )
 
 
 def test_jobs_lists_what_is_known(directory: JobDirectory, tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from provisioner.cli.command import cli
 from provisioner.config import Config, parse
 from provisioner.controller.directory import JobDirectory, JobRecord
 from provisioner.controller.ledger import bill_of
-from provisioner.controller.records import Choice
+from provisioner.controller.limits import Limits
+from provisioner.controller.records import Begun, Choice
 from provisioner.controller.serving.by_hand import submit
 from provisioner.controller.serving.database import Database
 from provisioner.controller.serving.guarded import guarded
@@ -143,17 +144,17 @@ def test_a_job_is_in_one_queue_only(url: str, tmp_path: Path) -> None:
     path = tmp_path / "f.yaml"
     path.write_bytes(FILE)
     config = parse(FILE, "f.yaml", tmp_path, {})
-    submit(one, path, config)
+    submit(one, path, FILE, config)
     with pytest.raises(ConfigError, match=r"was submitted to .*jobs\.sqlite"):
-        submit(two, path, config)
+        submit(two, path, FILE, config)
     one.cancel("digits", gently=True)
-    submit(two, path, config)
+    submit(two, path, FILE, config)
     with pytest.raises(ConfigError, match="was submitted to postgresql"):
-        submit(one, path, config)
+        submit(one, path, FILE, config)
     (tmp_path / "other").symlink_to(tmp_path / "state")
     renamed = JobStore(Database({"FAILOVER_STATE_DIR": str(tmp_path / "other"), "FAILOVER_DATABASE_URL": url}))
     with pytest.raises(ConfigError, match="is in the queue already"):
-        submit(renamed, path, config)
+        submit(renamed, path, FILE, config)
     assert two.database.marked_by(str(two.database).replace("failover:***@", "other@") + "?sslmode=disable")
     for store in (one, two, renamed):
         store.close()
@@ -259,10 +260,19 @@ def test_a_budget_counts_what_the_runs_before_a_pause_have_cost() -> None:
     config: Config = parse(FILE, "f.yaml", Path(), {}, for_start=False)
     node = Node("i-1", OFFER, JobRef("digits", "00000001"), 1, "token", 1000.0)
     hour = replace(bill_of(node, Choice(OFFER), 86400.0), ended=1000.0 + 3600)
-    assert _within(config, []).policy.budget == Money(Decimal(10), "USD")
-    assert _within(config, [hour]).policy.budget == Money(Decimal(4), "USD"), "an hour at 6 USD"
+    assert _within(config, [], begun=False).policy.budget == Money(Decimal(10), "USD")
+    assert _within(config, [hour], begun=False).policy.budget == Money(Decimal(4), "USD"), "an hour at 6 USD"
     with pytest.raises(LimitReached, match="10 USD is spent"):
-        _within(config, [hour, hour])
+        _within(config, [hour, hour], begun=False)
+
+
+def test_a_run_that_has_a_machine_and_no_budget_any_more_is_taken_up_and_ended() -> None:
+    """To leave it as it is would leave its machine, too."""
+    config: Config = parse(FILE, "f.yaml", Path(), {}, for_start=False)
+    node = Node("i-1", OFFER, JobRef("digits", "00000001"), 1, "token", 1000.0)
+    hours = replace(bill_of(node, Choice(OFFER), 86400.0), ended=1000.0 + 7200)
+    taken_up = _within(config, [hours], begun=True)
+    assert "reached" in Limits(taken_up.policy).reached(Begun(0.0, 1), [], None, 1.0)
 
 
 def test_a_job_that_was_begun_by_hand_and_has_not_ended_is_not_submitted(store: JobStore, tmp_path: Path) -> None:
@@ -273,13 +283,13 @@ def test_a_job_that_was_begun_by_hand_and_has_not_ended_is_not_submitted(store: 
     directory.create()
     directory.remember(JobRecord("digits", "00000001", 1, open=True, config_path=str(file), started_at=1.0))
     with pytest.raises(ConfigError, match="has not ended"):
-        submit(store, file, config)
+        submit(store, file, FILE, config)
     with directory.lock(), pytest.raises(ConfigError, match="already run by process"):
-        submit(store, file, config)
+        submit(store, file, FILE, config)
     directory.close()
-    submit(store, file, config)
+    submit(store, file, FILE, config)
     with pytest.raises(ConfigError, match="in the queue already"):
-        submit(store, file, config)
+        submit(store, file, FILE, config)
 
 
 def begun(store: JobStore, tmp_path: Path, *, secret: bool = True) -> JobDirectory:

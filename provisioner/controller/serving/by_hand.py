@@ -20,8 +20,11 @@ MARK: Final = "queue.json"
 _LOOK_S: Final = 0.5
 
 
-def submit(store: JobStore, path: Path, config: Config) -> None:
-    """Put a job into the queue. Raises ConfigError where it runs, or waits, already."""
+def submit(store: JobStore, path: Path, content: bytes, config: Config) -> None:
+    """Put a job into the queue; ``content`` is what the file held when it was checked.
+
+    Raises ConfigError where it runs, or waits, already.
+    """
     directory = JobDirectory(store.database.root, config.job.name)
     directory.create()
     try:
@@ -32,7 +35,7 @@ def submit(store: JobStore, path: Path, config: Config) -> None:
                 message = f"job {directory.name} has a run that `failover run` has begun and that has not ended"
                 raise ConfigError(message, hint=f"go on with it, or take it down first: failover down {directory.name}")
             directory.write_json(MARK, {"database": str(store.database)})
-            taken = store.submit(directory.name, str(path.resolve()), path.read_bytes())
+            taken = store.submit(directory.name, str(path.resolve()), content)
     except Held as held:
         job = store.get(directory.name)
         if job is None or job.state not in OPEN:

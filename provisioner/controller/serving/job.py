@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -195,7 +196,8 @@ class ServedJob:
         self._refuse_without_record(controller.directory)
         try:
             controller.begin(self._job.config)
-            controller.config = _within(controller.config, self._spent_before(controller))
+            begun = self._job.state is State.RUNNING and bool(self._job.workflow)
+            controller.config = _within(controller.config, self._spent_before(controller), begun=begun)
         except (ConfigError, LimitReached) as error:
             refused = self._refused(State.FAILED, error)
             controller.directory.close()
@@ -318,8 +320,11 @@ class ServedJob:
         self._serving.show(self.name, {"kind": "told", "words": words})
 
 
-def _within(config: Config, spent: Sequence[Bill]) -> Config:
-    """Return the configuration with what is left of the budget. Raises LimitReached where nothing is."""
+def _within(config: Config, spent: Sequence[Bill], *, begun: bool) -> Config:
+    """Return the configuration with what is left of the budget. Raises LimitReached where nothing is.
+
+    A run that has ``begun`` may have a machine, and goes on to see that it ends.
+    """
     budget, now = config.policy.budget, unix_now()
     if budget is None:
         return config
@@ -328,7 +333,7 @@ def _within(config: Config, spent: Sequence[Bill]) -> Config:
         amount = bill.cost(now)
         if amount is not None and bill.hourly is not None:
             left -= convert(Money(amount, bill.hourly.currency), budget.currency, config.policy.usd_cny)
-    if left <= 0:
+    if left <= 0 and not begun:
         raise LimitReached(f"budget of {budget} is spent by the runs before")
-    policy = config.policy.model_copy(update={"budget": Money(left, budget.currency)})
+    policy = config.policy.model_copy(update={"budget": Money(max(left, Decimal(0)), budget.currency)})
     return config.model_copy(update={"policy": policy})
