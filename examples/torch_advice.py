@@ -38,7 +38,7 @@ class Distant(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 def train(samples: int, seconds: float, **ways: Any) -> tuple[float, dict[str, Any]]:
     """Train for one epoch. Return the share of the time that was waited for the loader, and what to change."""
-    loader: Any = DataLoader(Distant(samples, seconds), batch_size=2, **ways)
+    loader = DataLoader(Distant(samples, seconds), batch_size=2, **ways)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.AdamW(model.parameters())
     advice = advising(loader, every_s=1.0)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from provisioner.node.torch import checkpointing
+from provisioner.node.torch import ForeignMemory, checkpointing
 
 DATA = Path(__file__).resolve().parent / "data" / "digits.csv.gz"
 
@@ -29,12 +29,36 @@ def load_digits() -> TensorDataset:
     return TensorDataset(table[:, :64].reshape(-1, 1, 8, 8) / 16.0, table[:, 64].long())
 
 
+def net(dropout: float = 0.2) -> nn.Module:
+    """Return a convolution and a linear layer."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(256, 10),
+    )
+
+
+@torch.no_grad()
+def judged(model: nn.Module, digits: TensorDataset) -> str:
+    """Say how well a model tells the digits."""
+    model.eval()
+    device = next(model.parameters()).device
+    images, labels = (tensor.to(device) for tensor in digits.tensors)
+    found = model(images)
+    right = (found.argmax(1) == labels).float().mean().item()
+    return f"loss {nn.functional.cross_entropy(found, labels).item()!r}, accuracy {right:.4f}"
+
+
 def main() -> None:
     """Train, from the last checkpoint if there is one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="between two checkpoints")
+    parser.add_argument("--shared", action="store_true", help="leave the card when others take its memory")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step last this long, for a rehearsal")
     arguments = parser.parse_args()
 
@@ -42,13 +66,12 @@ def main() -> None:
     torch.set_num_threads(1)  # several threads may add in another order, and change last bits
     digits = load_digits()
     loader = DataLoader(digits, batch_size=64, shuffle=True, num_workers=arguments.workers)
-    model = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(256, 10)
-    )
+    model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=arguments.epochs * len(loader))
     loss = torch.zeros(())
-    with checkpointing(model, optimizer, scheduler, dataloader=loader, every_s=arguments.every) as run:
+    watch = ForeignMemory() if arguments.shared else None
+    with checkpointing(model, optimizer, scheduler, dataloader=loader, every_s=arguments.every, watch=watch) as run:
         for _ in run.epochs(arguments.epochs):
             for images, labels in run.batches:
                 began = time.monotonic()
@@ -60,12 +83,7 @@ def main() -> None:
                 time.sleep(max(0.0, arguments.step_seconds - (time.monotonic() - began)))
                 print(f"step {run.done + 1} loss {loss.item():.9g}", flush=True)
                 run.step(loss=loss)
-    images, labels = digits.tensors
-    model.eval()
-    with torch.no_grad():
-        right = (model(images).argmax(1) == labels).float().mean().item()
-        final = nn.functional.cross_entropy(model(images), labels).item()
-    print(f"done at step {run.done}: loss {final!r}, accuracy {right:.4f}", flush=True)
+    print(f"done at step {run.done}: {judged(model, digits)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,8 @@ class Block(nn.Module):
         dropout = self.dropout if self.training else 0.0
         seen = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).flatten(-2))
-        return x + self.rest(x)
+        rest: torch.Tensor = self.rest(x)
+        return x + rest
 
 
 class Transformer(nn.Module):

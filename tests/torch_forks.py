@@ -6,6 +6,7 @@ Run by the Python of ``.venv-torch``, from the scripts of the tests. Only a proc
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -83,27 +84,34 @@ def notice() -> None:
 
 
 def interrupted(work: Callable[[], object], folder: Path, count: int, *, last: int, processes: int) -> None:
-    """Kill ``work``, or give it notice, at ``count`` random steps each; every time it has to end as the whole run does.
+    """Kill ``work`` and give it notice ``count`` times each, six in a run at most: each ends as a whole run does.
 
     ``work`` saves at each step, dies at step ``DIE``, gets its notice in step ``TOLD``, and writes what it came to into
     ``RESULT``.
     """
     whole = folder / "whole.txt"
     assert set(train(work, str(folder / "whole"), processes=processes, RESULT=str(whole))) == {0}
-    for seed in range(2 * count):
+    happened = 0
+    for seed in itertools.count():
+        if happened == 2 * count:
+            break
         seeded = random.Random(seed)
-        kind, step = ("DIE", "TOLD")[seed % 2], seeded.randrange(2, last)
         here, result = str(folder / f"run-{seed}"), folder / f"run-{seed}.txt"
-        what = f"seed {seed}: {kind} at step {step}"
-        codes = train(
-            work, here, processes=processes, RESULT=str(result), WORKERS=str(seed // 2 % 2), **{kind: str(step)}
-        )
-        if kind == "DIE":
-            assert -9 in codes, (what, codes)
-        elif not result.exists():  # else the last step came before the notice was agreed on
-            assert 75 in codes, (what, codes)
-            assert set(codes) <= {0, 75}, (what, codes)  # 0: where a launcher of the library watches it
-            assert step <= steps(here)[-1] <= step + 3, (what, steps(here))  # all ranks agree on a step soon after
+        what = f"seed {seed}:"
+        for step in sorted(seeded.sample(range(2, last), min(6, 2 * count - happened))):
+            if result.exists() or step <= max(steps(here), default=0):
+                continue  # it came so far before the notice was agreed on
+            kind = ("DIE", "TOLD")[happened % 2]
+            what += f" {kind} at step {step}"
+            more = {"WORKERS": str(happened // 2 % 2), kind: str(step)}
+            codes = train(work, here, processes=processes, RESULT=str(result), **more)
+            happened += 1
+            if kind == "DIE":
+                assert -9 in codes, (what, codes)
+            elif not result.exists():
+                assert 75 in codes, (what, codes)
+                assert set(codes) <= {0, 75}, (what, codes)  # 0: where a launcher of the library watches it
+                assert step <= steps(here)[-1] <= step + 3, (what, steps(here))  # all ranks agree on a step soon after
         assert set(train(work, here, processes=processes, RESULT=str(result))) == {0}, what
         assert result.read_text() == whole.read_text(), what
     print("all equal", whole.read_text())

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,9 +60,15 @@ def run(text: str, cwd: Path, environ: Mapping[str, str] | None = None, *, timeo
 _QUIET = "\nimport warnings\nwarnings.simplefilter('ignore')\n"
 
 
-def interrupted(script: str, folder: Path, count: int, *, processes: int, last: int = 24, **environ: str) -> str:
-    """Kill the script's ``work``, and give it notice, ``count`` times each; see torch_forks. Return what it said."""
+def interrupted(
+    script: str, folder: Path, count: int, *, processes: int, last: int = 24, aways: Sequence[str] = (), **environ: str
+) -> str:
+    """Kill the script's ``work``, and give it notice, ``count`` times each; see torch_forks. Return what it said.
+
+    ``aways`` are what :func:`differ` takes away from it afterwards.
+    """
     drive = f"torch_forks.interrupted(work, Path('.'), {count}, last={last}, processes={processes})\n"
+    drive += f"torch_forks.differ(work, *{aways!r})\n"
     said = run(script + _QUIET + drive, folder, {**FORKS, **environ}, timeout=120.0 + 60 * count)
     assert "all equal" in said
     return said

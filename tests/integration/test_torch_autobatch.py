@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tests.torch_scripts import needs_torch, run
+import re
+
+import pytest
+
+from tests.torch_scripts import FORKS, needs_torch, run
 
 pytestmark = needs_torch
 
@@ -147,3 +151,32 @@ def test_the_noise_of_the_gradient_is_measured_as_it_is_defined(tmp_path):
         """,
         tmp_path,
     )
+
+
+def test_the_example_ends_with_pieces_as_with_whole_batches_and_without_it_the_card_ends_it(tmp_path):
+    said = run(
+        """
+        import os, sys
+        import torch
+        import torch_autobatch as example
+
+        def train(name, *arguments):
+            os.environ["FAILOVER_CHECKPOINT_DIR"] = name
+            sys.argv = ["example", "--epochs", "2", *arguments]
+            example.main()
+
+        train("whole")
+        train("pieces", "--room", "100")
+        example.AutoBatch.backward = lambda auto, batch, loss_of: loss_of(batch).backward()
+        try:
+            train("away", "--room", "100")
+        except torch.OutOfMemoryError as error:
+            print(error)
+        """,
+        tmp_path,
+        FORKS,
+    )
+    (whole, at_once), (parts, in_pieces) = re.findall(r"^done at step 16: loss (\S+), .* in (.*)$", said, re.MULTILINE)
+    assert (at_once, in_pieces) == ("pieces of 256", "pieces of 64")
+    assert float(parts) == pytest.approx(float(whole), abs=1e-4)
+    assert said.endswith("no room for 256 images\n")

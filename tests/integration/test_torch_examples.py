@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from provisioner.checkpoint import CheckpointStore
-from tests.torch_scripts import FORKS, differ, interrupted, needs_torch, run
+from tests.torch_scripts import FORKS, interrupted, needs_torch, run
 
 pytestmark = [*needs_torch, pytest.mark.slow]
 
@@ -13,51 +13,85 @@ SCRIPT = """
 import contextlib, functools, io, os, sys
 from pathlib import Path
 import {example} as example
-from provisioner.node.torch.saving import Checkpointing, checkpointing
 from tests import torch_forks
 
-step = Checkpointing.step
-
-def fated(run, **metrics):
-    if run.done + 1 == int(os.environ.get("DIE", 0)):
+def fate(step, finish=lambda: None):
+    if step == int(os.environ.get("DIE", 0)):
         if os.environ.get("AWAY"):
-            run._writer.finish()
+            finish()
         os.kill(os.getpid(), 9)
-    if run.done + 1 == int(os.environ.get("TOLD", 0)):
+    if step == int(os.environ.get("TOLD", 0)):
         torch_forks.notice()
-    step(run, **metrics)
 
-def without_optimizer(model, optimizer, scheduler=None, **more):
-    return checkpointing(model, scheduler=scheduler, **more)
+def fated(kind, finish):
+    step = kind.step
+    def then(run, **metrics):
+        fate(run.done + 1, functools.partial(finish, run))
+        step(run, **metrics)
+    kind.step = then
 
-AWAY = {{"rng": functools.partial(checkpointing, rng=False), "optimizer": without_optimizer}}
+{hooks}
 
 def work():
-    Checkpointing.step = fated
-    example.checkpointing = AWAY.get(os.environ.get("AWAY"), checkpointing)
+    if away := os.environ.get("AWAY"):
+        AWAY[away]()
     sys.argv = ["example", "--every", "0", *{arguments!r}]
     with contextlib.redirect_stdout(io.StringIO()) as said:
         example.main()
     Path(os.environ["RESULT"]).write_text(said.getvalue().splitlines()[-1])
 """
+LOOP = """
+from provisioner.node.torch.saving import Checkpointing, checkpointing
+fated(Checkpointing, lambda run: run._writer.finish())
+
+def without_optimizer(model, optimizer, scheduler=None, **more):
+    return checkpointing(model, scheduler=scheduler, **more)
+
+put = functools.partial(setattr, example, "checkpointing")
+AWAY = {
+    "rng": lambda: put(functools.partial(checkpointing, rng=False)), "optimizer": lambda: put(without_optimizer),
+}
+"""
+ACCELERATE = """
+import torch
+from provisioner.node.torch.accelerate import Accelerated
+fated(Accelerated, lambda run: None)
+load = example.Accelerator.load_state
+
+def forgetful(accelerator, path):
+    load(accelerator, path)
+    torch.manual_seed(9)
+
+AWAY = {"random": lambda: setattr(example.Accelerator, "load_state", forgetful)}
+"""
+HUGGINGFACE = """
+class Fated(example.FailoverCallback):
+    def on_step_begin(self, args, state, control, **more):
+        fate(state.global_step + 1)
+
+example.FailoverCallback = Fated
+AWAY = {"random": lambda: setattr(example.Trainer, "_load_rng_state", lambda trainer, path: None)}
+"""
 
 
 @pytest.mark.parametrize(
-    ("example", "arguments", "last", "aways"),
+    ("example", "hooks", "arguments", "last", "aways"),
     [
-        ("torch_digits", ["--epochs", "1"], 29, []),  # what is taken away from it: test_torch_saving.py
-        ("torch_sums", ["--epochs", "2", "--sums", "640"], 20, ["rng"]),
-        ("torch_adapter", ["--epochs", "2", "--sums", "640", "--width", "32"], 20, ["optimizer"]),
+        ("torch_digits", LOOP, ["--epochs", "1"], 29, []),  # what is taken away from it: test_torch_saving.py
+        ("torch_sums", LOOP, ["--epochs", "2", "--sums", "640"], 20, ["rng"]),
+        ("torch_adapter", LOOP, ["--epochs", "2", "--sums", "640", "--width", "32"], 20, ["optimizer"]),
+        # what is taken away from it: test_torch_autobatch.py
+        ("torch_autobatch", LOOP, ["--epochs", "4", "--room", "100"], 32, []),
+        ("accelerate_digits", ACCELERATE, ["--epochs", "1"], 29, ["random"]),
+        ("huggingface_digits", HUGGINGFACE, ["--epochs", "1"], 29, ["random"]),
     ],
 )
 def test_an_example_ends_as_one_run_does_digit_for_digit_and_not_without_what_is_kept(
-    tmp_path, example, arguments, last, aways
+    tmp_path, example, hooks, arguments, last, aways
 ):
-    text = SCRIPT.format(example=example, arguments=arguments)
-    assert f"done at step {last}: " in interrupted(text, tmp_path, 1, processes=1, last=last)
-    if aways:
-        (tmp_path / "away").mkdir()
-        differ(text, tmp_path / "away", *aways)
+    text = SCRIPT.format(example=example, hooks=hooks, arguments=arguments)
+    said = interrupted(text, tmp_path, 1, processes=1, last=last, aways=aways)
+    assert f"done at step {last}: " in said
 
 
 UPLOADS = """

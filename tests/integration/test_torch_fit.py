@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.torch_scripts import PYTHON, ROOT, needs_torch, run
+from tests.torch_scripts import FORKS, PYTHON, ROOT, needs_torch, run
 
 pytestmark = needs_torch
 
@@ -231,6 +231,49 @@ assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.stat
 """,
         tmp_path,
     )
+
+
+def test_without_fit_the_example_meets_the_end_of_the_memory_and_without_autobatch_it_ends_there(tmp_path):
+    said = run(
+        """
+        import contextlib, io, sys
+        from types import SimpleNamespace
+        import torch
+        import torch_fit as example
+        from provisioner.node.torch import measuring
+
+        class Card(measuring._Timeline):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                out = super().__torch_dispatch__(func, types, args, kwargs)
+                if self._now > 40 * 2**20:
+                    raise torch.OutOfMemoryError("there are 40 MiB")
+                return out
+
+        def train():
+            sys.argv = ["example", "--budget", "40 MiB", "--steps", "2"]
+            with contextlib.redirect_stderr(io.StringIO()) as said, Card([]):
+                example.main()
+            return said.getvalue()
+
+        def unfitted(*args, **more):
+            return SimpleNamespace(
+                micro_batch=example.BATCH, apply=lambda model: model, autocast=lambda: lambda loss_of: loss_of,
+                scaler=lambda: torch.amp.GradScaler("cpu", enabled=False),
+            )
+
+        assert train() == ""
+        example.fit = unfitted
+        assert "a piece of 64 samples does not fit" in train()
+        example.AutoBatch.backward = lambda auto, batch, loss_of: loss_of(batch).backward()
+        try:
+            train()
+        except torch.OutOfMemoryError as error:
+            print(error)
+        """,
+        tmp_path,
+        {**FORKS, "OMP_NUM_THREADS": "1"},
+    )
+    assert said.endswith("there are 40 MiB\n")
 
 
 def test_an_optimizers_state_is_what_it_keeps(tmp_path):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from tests.torch_scripts import ROOT, needs_torch, run
+from tests.torch_scripts import FORKS, ROOT, needs_torch, run
 
 pytestmark = needs_torch
 
@@ -78,3 +80,29 @@ def test_two_processes_halve_the_bytes_over_a_slow_link_and_leave_them_over_a_fa
         {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
     assert "losses" in said
+
+
+@pytest.mark.slow
+def test_the_example_trains_on_rounded_gradients_over_a_slow_link_and_on_whole_ones_else(tmp_path):
+    said = run(
+        """
+        import functools, os, sys
+        import torch_torchrun as example
+        from tests import torch_forks
+
+        compress = example.compress_gradients
+
+        def work():
+            example.compress_gradients = functools.partial(compress, bandwidth=float(os.environ["BANDWIDTH"]))
+            sys.argv = ["example", "--epochs", "1", "--compress"]
+            example.main()
+
+        for bandwidth in ("1e5", "1e15"):
+            assert torch_forks.train(work, bandwidth, processes=2, BANDWIDTH=bandwidth) == [0, 0]
+        """,
+        tmp_path,
+        {**FORKS, "OMP_NUM_THREADS": "1"},
+    )
+    slow, fast = re.findall(r"^step 30 loss (\S+)$", said, re.MULTILINE)
+    assert slow != fast
+    assert float(slow) == pytest.approx(float(fast), abs=0.01)

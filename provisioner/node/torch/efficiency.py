@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, Callable
+from typing import Any, Callable, Generic, TypeVar, cast
 
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
@@ -18,6 +18,7 @@ from provisioner.node.torch.counsel import Counsel, Loader, Measured, counsel
 from provisioner.node.torch.meter import Meter
 from provisioner.node.torch.surroundings import Surroundings
 
+L = TypeVar("L", bound=Iterable[Any])
 EVERY_S = 30.0
 """A window in seconds: at the end of each it is reckoned what to change."""
 WARM_UP = 10
@@ -31,12 +32,12 @@ _become: Callable[[Any, type], None] = object.__dict__["__class__"].__set__
 """As an assignment to ``__class__``, also where a class makes a property of that, as Accelerate's loaders do."""
 
 
-class Advising:
+class Advising(Generic[L]):
     """Goes along with a loader. ``last`` is what it advises now, ``seen`` what that rests on. See :func:`advising`."""
 
     def __init__(
         self,
-        loader: Any,
+        loader: L,
         *,
         about: Any = None,
         every_s: float = EVERY_S,
@@ -63,7 +64,7 @@ class Advising:
         self._batches = self._batch_bytes = 0
         self._begin_window(perf_counter())
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> L:
         return self.start()
 
     def __exit__(
@@ -71,14 +72,14 @@ class Advising:
     ) -> None:
         self.close()
 
-    def start(self) -> Any:
+    def start(self) -> L:
         """Begin; return what to go through: the loader itself, where it is an object of its own."""
         if self._meter is None:
             self._meter = Meter()
         self._meter.start()
         kind = type(self._loader)
         if not kind.__flags__ & _HEAP_TYPE:  # a list, a generator: it cannot be of another class
-            return _Iterable(self, self._loader)
+            return cast("L", _Iterable(self, self._loader))
         # It stays the same object, of a subclass: who holds it need not be told.
         _become(self._loader, type(kind.__name__, (kind,), {"__iter__": self._iterating(kind)}))
         self._kind = kind
@@ -184,14 +185,14 @@ class Advising:
 
 
 def advising(
-    loader: Iterable[Any],
+    loader: L,
     *,
     every_s: float = EVERY_S,
     warm_up: int = WARM_UP,
     surroundings: Surroundings | None = None,
     meter: Meter | None = None,
     say: Callable[[str], object] | None = None,
-) -> Advising:
+) -> Advising[L]:
     """Measure how long a training waits for its loader, and name the one thing to change.
 
     For example::
@@ -203,7 +204,7 @@ def advising(
 
     It is said on stderr after the first ``every_s`` seconds behind ``warm_up`` batches, when it changes, and at the
     end; the node's heartbeat carries it. ``checkpointing`` and the callbacks do the same by themselves. ``meter`` looks
-    at the card and the host.
+    at the card and the host. A list or a generator comes back as something to go through, without its other methods.
     """
     return Advising(loader, every_s=every_s, warm_up=warm_up, surroundings=surroundings, meter=meter, say=say)
 
@@ -228,7 +229,7 @@ def facts(loader: Any) -> Loader:
 class _Iterable:
     """An iterable that keeps its class: a list, a generator."""
 
-    def __init__(self, advising: Advising, inner: Iterable[Any]) -> None:
+    def __init__(self, advising: Advising[Any], inner: Iterable[Any]) -> None:
         self._advising = advising
         self._inner = inner
 

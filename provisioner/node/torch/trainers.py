@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from provisioner.node.torch.efficiency import Advising
 from provisioner.node.torch.foreign import ForeignMemory
 from provisioner.node.torch.moments import Moments
@@ -28,7 +30,7 @@ class Told:
         self._around = surroundings or Surroundings()
         self._watch = watch
         self._advise = advise
-        self._advising: Advising | None = None
+        self._advising: Advising[Any] | None = None
         self._moments: Moments | None = None
         self._wanted = NOTHING
 
@@ -38,7 +40,7 @@ class Told:
         moments.listen()
         return moments
 
-    def _begin_advising(self, loader: object) -> None:
+    def _begin_advising(self, loader: Any) -> None:
         if self._advise:
             self._advising = Advising(loader, surroundings=self._around)
             self._advising.start()
