@@ -121,12 +121,16 @@ class JobDirectory:
 
     def write_text(self, name: str, text: str) -> Path:
         """Write a file atomically, 0600, and return its path."""
+        return self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, content: bytes) -> Path:
+        """Write a file atomically, 0600, and return its path."""
         target = self.path / name
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:  # mkstemp creates 0600
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:  # mkstemp creates 0600
+                file.write(content)
             Path(temporary).replace(target)
         except OSError:  # a full disk fills with what each try leaves
             Path(temporary).unlink(missing_ok=True)
@@ -153,9 +157,9 @@ class JobDirectory:
                     message = f"job {self.name} is already run by process {owner}"
                     hint = f"follow it with: failover run, or failover logs {self.name} -f"
                     raise Held(message, hint=hint) from error
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            with suppress(OSError):  # whose it is, for others; a full disk takes no lock
+                os.ftruncate(file.fileno(), 0)
+                os.write(file.fileno(), str(os.getpid()).encode())
             yield
 
     def controller_pid(self) -> int | None:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def begin_record(
         return old
     uid = new_uid() if fresh else (old.uid if old else stored_uid or new_uid())
     run = old.run + 1 if old else 1
-    (directory.path / f"failover.{run}.yaml").write_bytes(content)
+    directory.write_bytes(f"failover.{run}.yaml", content)
     (directory.path / "report.json").unlink(missing_ok=True)  # an earlier run's
     record = JobRecord(directory.name, uid, run, open=True, config_path=str(config_path.resolve()), started_at=now)
     directory.remember(record)
@@ -175,11 +175,20 @@ class Controller:
         with self.directory.lock():
             self.record = record
             finished = self.world().finish()
-            self.directory.close()
-        report: dict[str, object] = {"job": self.config.job.name, "result": "taken_down", "leaked": [*finished.leaked]}
-        if record.open:  # a run that had ended keeps its report
-            self.directory.write_json("report.json", report)
+            report: dict[str, object] = {"job": record.name, "result": "taken_down", "leaked": [*finished.leaked]}
+            try:
+                self.directory.close()
+                if record.open:  # a run that had ended keeps its report
+                    self.directory.write_json("report.json", report)
+            except OSError as error:
+                raise self._unclosed(error, finished.leaked) from None
         return report
+
+    def _unclosed(self, error: OSError, leaked: Sequence[str]) -> CloudError:
+        """Return what to raise where all was released, and the run could not be closed."""
+        left = f"left behind: {[*leaked]}" if leaked else "nothing is left at the clouds"
+        message = f"{left}, but the end of the run cannot be written to {self.directory.path}: {error.strerror}"
+        return CloudError(message, hint=f"when that is mended, again: failover down {self.directory.name}")
 
     def world(self, wrap: Callable[[Cloud], Cloud] | None = None) -> World:
         """Return the effects of the run. ``wrap`` is given each cloud that is opened."""
@@ -337,7 +346,11 @@ def _taken_down(
         store = open_job_store(reopened_config(directory, record, environ), environ)
         ask_to_save(store, gently_s, say=say)
     told = Told(directory)
-    (directory.path / "takedown").touch(mode=0o600)
+    try:
+        (directory.path / "takedown").touch(mode=0o600)
+    except OSError:  # a full disk must not keep a machine whose controller is dead
+        if directory.controller_pid() is not None:
+            raise
     pid = directory.controller_pid()
     if pid is not None:
         say(f"asking the controller (process {pid}) to take it down")

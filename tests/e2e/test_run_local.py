@@ -436,3 +436,29 @@ def read_until(terminal: int, words: bytes) -> bytes:
 
     wait(seen, words.decode())
     return screen
+
+
+FULL = """
+import resource, sys
+from provisioner.cli.command import run
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def test_a_disk_that_takes_no_more_keeps_no_machine_whose_controller_is_dead(place: Place) -> None:
+    """What cannot be written is said, and nothing of the job costs money any more."""
+    with place.start("run", str(place.config(steps=2000))) as controller:
+        place.wait_for_step(3)
+        controller.kill()
+        controller.communicate()
+    assert place.nodes()
+    command = [sys.executable, "-c", FULL, "down", "small"]
+    down = subprocess.run(command, env=place.environ, capture_output=True, text=True, timeout=120, check=False)
+    assert down.returncode == 5, down.stderr
+    assert "nothing is left at the clouds, but the end of the run cannot be written to" in down.stderr
+    assert "again: failover down small" in down.stderr
+    assert place.nodes() == []
+    code, out, _ = place.call("down", "small")
+    assert (code, out) == (0, "small: nothing is left\n")
+    assert '"taken_down"' in place.call("status", "--json")[1]
