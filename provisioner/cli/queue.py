@@ -131,6 +131,8 @@ def _tell(store: JobStore, name: str, state: str | None, wanted: str, *, as_json
                     message, hint="set FAILOVER_STATE_DIR to that one; failover list --all shows all jobs"
                 )
             raise ConfigError(f"no job {name!r} in the queue", hint="failover list shows the jobs")
+        if row.wish == "pause" and wanted == "QUEUED":
+            raise ConfigError(f"job {name} is just being paused", hint="again when failover list shows PAUSED")
         raise ConfigError(f"job {name} is {row.state}", hint="failover list shows the jobs")
     row = store.get(name) if state != wanted else None
     left = bool(row is not None and _left(store, [row]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -156,8 +157,18 @@ class Daily:
 def local_day(at: float) -> tuple[float, float]:
     """Return when the local day of a moment begins and ends, in Unix time; one with a clock change is longer or not."""
     year, month, day, *_ = time.localtime(at)
-    begins, ends = (time.mktime((year, month, day + more, 0, 0, 0, 0, 0, -1)) for more in (0, 1))
-    return begins, ends
+    midnights = [one for more in (-1, 0, 1, 2) for one in _midnight(year, month, day + more)]
+    return max(one for one in midnights if one <= at), min(one for one in midnights if one > at)
+
+
+def _midnight(year: int, month: int, day: int) -> list[float]:
+    """Return when a local day begins, in Unix time: at its first midnight, if clocks go back over that and have two."""
+    found = []
+    for summer in (1, 0, -1):
+        with suppress(OverflowError):  # the zone has no such time then
+            found.append(time.mktime((year, month, day, 0, 0, 0, 0, 0, summer)))
+    shown = [one for one in found if time.localtime(one)[3:5] == (0, 0)]
+    return [min(shown)] if shown else found[-1:]  # where they go forward over it, there is none
 
 
 def read_limit(root: Path) -> Money | None:

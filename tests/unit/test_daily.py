@@ -210,6 +210,28 @@ def test_a_file_of_limits_that_says_something_else_is_named(house):
     assert "limits.yaml" in house.told[0]
 
 
+ZONES = ["America/Havana", "America/St_Johns", "America/Sao_Paulo", "Asia/Gaza", "Pacific/Apia", "Australia/Lord_Howe"]
+
+
+@pytest.mark.parametrize("zone", ZONES)
+def test_days_follow_one_another_also_where_clocks_change_at_midnight(zone, monkeypatch):
+    """In Havana one midnight comes twice: money that was spent after the first one counts for the new day."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        begins, ends = local_day(1_285_000_000.0)  # in autumn 2010, until spring 2012
+        while ends < 1_330_000_000.0:
+            days = {local_day(begins + (ends - begins) * part / 50) for part in range(50)}
+            assert days == {(begins, ends)}
+            assert 82_000 <= ends - begins <= 91_000
+            begins, before = ends, ends
+            begins, ends = local_day(begins)
+            assert begins == before
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_a_local_day_holds_its_moment():
     begins, ends = local_day(1_796_047_306.0)
     assert begins <= 1_796_047_306.0 < ends

@@ -372,6 +372,8 @@ def test_what_waits_for_a_controller_says_so_at_once_and_why_the_last_one_could_
     with directory.lock():
         told = CliRunner().invoke(cli, [command, "digits"])
     assert "its controller desk:77 sees to it" in told.stderr
+    resumed = CliRunner().invoke(cli, ["resume", "digits"])
+    assert f"digits is {'just being paused' if command == 'pause' else 'RUNNING'}" in str(resumed.exception)
     store.close()
 
 
