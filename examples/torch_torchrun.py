@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,8 @@ from provisioner.node.torch.gradients import compress_gradients
 
 GLOBAL_BATCH = 60
 """Samples of a step, over all processes: 1, 2, 3, 4, 5 or 6 of them share it evenly."""
+PATIENCE = timedelta(minutes=5)
+"""For a machine that is lost without a word: gloo waits half an hour by itself."""
 
 
 def wrapped(model: nn.Module, *, sharded: bool, compress: bool) -> nn.Module:
@@ -53,14 +56,16 @@ def main() -> None:
     parser.add_argument("--compress", action="store_true", help="send gradients in half the bytes, where that pays")
     arguments = parser.parse_args()
 
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=PATIENCE)
     torch.set_num_threads(1)
     torch.manual_seed(20240229)
     digits = load_digits()
-    loader = DataLoader(digits, batch_size=GLOBAL_BATCH // dist.get_world_size(), sampler=DistributedSampler(digits))
+    sampler = DistributedSampler(digits, drop_last=True)  # else the last batch is filled up to a multiple of processes
+    loader = DataLoader(digits, batch_size=GLOBAL_BATCH // dist.get_world_size(), sampler=sampler, drop_last=True)
     model = wrapped(net(dropout=0.0), sharded=arguments.sharded, compress=arguments.compress)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     with checkpointing(model, optimizer, dataloader=loader, every_s=arguments.every) as run:
+        say(f"{dist.get_world_size()} processes from step {run.done + 1} on")
         for _ in run.epochs(arguments.epochs):
             for images, labels in run.batches:
                 loss = nn.functional.cross_entropy(model(images), labels)
@@ -69,7 +74,7 @@ def main() -> None:
                 optimizer.step()
                 mean = loss.detach() / dist.get_world_size()
                 dist.all_reduce(mean)
-                say(f"step {run.done + 1} loss {mean.item():.6f}")
+                say(f"step {run.done + 1} loss {mean.item():.9g}")
                 run.step(loss=mean)
     say(f"done at step {run.done}")
     dist.destroy_process_group()

@@ -15,6 +15,9 @@ _PORTS = (15_000, 32_000)
 """Below those that Linux hands out by itself, so that nobody gets one between its choice and its use."""
 _OWN_WORDS = ("--standalone", "--rdzv", "--master", "--nnodes", "--node-rank", "--node_rank")
 _OWN_NAMES = ("PET_", "MASTER_")
+_RESTARTS = ("--max-restarts", "--max_restarts")
+_UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Else PyTorch 2.13 has one store for all starts of the workers, who wait for those of the start before for minutes."""
 
 
 def variables(job: str, epoch: int, command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -27,6 +30,8 @@ def variables(job: str, epoch: int, command: Sequence[str], environ: Mapping[str
     said = any(name.startswith(_OWN_NAMES) for name in environ)
     if said or any(word in part for part in command for word in _OWN_WORDS):
         return found  # half of theirs and half of ours would not meet
+    if any(word in part for part in command for word in _RESTARTS):
+        found[_UNSHARED] = environ.get(_UNSHARED, "1")
     return {
         **found,
         "PET_NNODES": "1",

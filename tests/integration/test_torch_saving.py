@@ -306,6 +306,21 @@ def test_r29_a_save_that_takes_longer_than_the_launcher_waits_is_committed(node_
     assert node_job.steps_committed() == [steps[0]]
 
 
+def test_started_again_on_its_machine_it_goes_on_from_what_it_saved_there_not_from_what_was_restored(tmp_path):
+    script = """
+        import torch
+        from provisioner.node.torch import checkpointing
+        with checkpointing(torch.nn.Linear(2, 2), every_s=9999) as run:
+            run.step()
+        print("done", run.done)
+    """
+    environ = {"PYTHONPATH": str(ROOT), "FAILOVER_CHECKPOINT_DIR": str(tmp_path / "first")}
+    assert "done 1" in run(script, tmp_path, environ)
+    environ.update(FAILOVER_RESTORE_PATH=str(tmp_path / "first"), FAILOVER_CHECKPOINT_DIR=str(tmp_path / "second"))
+    assert "done 2" in run(script, tmp_path, environ)
+    assert "done 3" in run(script, tmp_path, environ)
+
+
 def test_a_job_that_wants_no_signal_is_told_by_the_advice_alone(node_job: NodeJob, tmp_path):
     script = tmp_path / "told.py"
     script.write_text(

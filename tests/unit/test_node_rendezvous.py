@@ -20,6 +20,14 @@ def test_torchrun_is_told_a_free_port_of_this_machine_and_an_id_with_the_epoch()
     assert found["PET_RDZV_ID"] == "llama-7"
 
 
+def test_a_launcher_that_starts_its_workers_again_gives_them_a_new_store_each_time():
+    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    command = ["torchrun", "--nproc-per-node=gpu", "--max-restarts=3", "train.py"]
+    assert rendezvous.variables("llama", 7, command, {})[name] == "1"
+    assert rendezvous.variables("llama", 7, command, {name: "0"})[name] == "0"
+    assert name not in rendezvous.variables("llama", 7, ["torchrun", "train.py"], {})
+
+
 @pytest.mark.parametrize(
     ("command", "environ"),
     [

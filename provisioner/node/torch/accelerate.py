@@ -88,7 +88,7 @@ class Accelerated(Generic[B]):
         accelerator.register_for_checkpointing(self)
 
     def __enter__(self) -> Accelerated[B]:
-        found = files.newest_first(self._around.restore_from)
+        found = files.newest_first(*self._around.restore_from)
         newest = next((str(path) for path in found if (path / _WHOLE).is_file()), None)
         newest = self._moments.ranks.same(newest)
         if newest is not None:

@@ -11,14 +11,13 @@ from pathlib import Path
 _NAME = re.compile(r"(?:step|checkpoint)[-=](\d+)(?:\.ckpt)?\Z")
 
 
-def newest_first(folder: Path) -> list[Path]:
-    """List what has a step at the end of its name, the highest first."""
+def newest_first(*folders: Path) -> list[Path]:
+    """List what has a step at the end of its name in some directories, the highest first."""
     found = []
-    if folder.is_dir():
-        for path in folder.iterdir():
-            match = _NAME.search(path.name)
-            if match and not path.name.startswith("."):
-                found.append((int(match.group(1)), path))
+    for path in (path for folder in folders if folder.is_dir() for path in folder.iterdir()):
+        match = _NAME.search(path.name)
+        if match and not path.name.startswith("."):
+            found.append((int(match.group(1)), path))
     return [path for _, path in sorted(found, reverse=True)]
 
 

@@ -108,14 +108,13 @@ def read(path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
     return int(state["step"]), parts, state["rest"]
 
 
-def newest_first(folder: Path) -> list[Path]:
-    """List the checkpoints in a directory, the one with the highest step first."""
+def newest_first(*folders: Path) -> list[Path]:
+    """List the checkpoints in some directories, the one with the highest step first."""
     found = []
-    if folder.is_dir():
-        for path in folder.iterdir():
-            match = _NAME.match(path.name)
-            if match and path.is_dir():
-                found.append((int(match.group(1)), path))
+    for path in (path for folder in folders if folder.is_dir() for path in folder.iterdir()):
+        match = _NAME.match(path.name)
+        if match and path.is_dir():
+            found.append((int(match.group(1)), path))
     return [path for _, path in sorted(found, reverse=True)]
 
 

@@ -43,7 +43,7 @@ class FailoverCallback(Told, TrainerCallback):  # type: ignore[misc, unused-igno
     @property
     def restored(self) -> str | None:
         """Return the newest checkpoint, for ``trainer.train(resume_from_checkpoint=...)``; None at the first start."""
-        found = files.newest_first(self._around.restore_from)
+        found = files.newest_first(*self._around.restore_from)
         return next((str(path) for path in found if (path / _WHOLE).is_file()), None)
 
     # ------------------------------------------------------------------------------ what Trainer calls

@@ -15,7 +15,6 @@ from provisioner.node.torch import files, randomness
 from provisioner.node.torch.moments import COME_AGAIN, Moments, Stopped
 from provisioner.node.torch.ranks import NOTHING, STOP
 from provisioner.node.torch.shield import shield
-from provisioner.node.torch.surroundings import Surroundings
 from provisioner.node.torch.trainers import Told
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
@@ -60,7 +59,7 @@ class FailoverCallback(Told, _Base):  # type: ignore[misc, unused-ignore]
     @property
     def restored(self) -> str | None:
         """Return the newest whole checkpoint, for ``trainer.fit(ckpt_path=...)``; None at the very first start."""
-        found = files.newest_first(self._around.restore_from)
+        found = files.newest_first(*self._around.restore_from)
         whole = next((path for path in found if files.is_whole(path)), None)
         return None if whole is None else str(whole)
 
@@ -164,7 +163,7 @@ class FailoverCallback(Told, _Base):  # type: ignore[misc, unused-ignore]
         if moments.saved_step != trainer.global_step:
             self._save(trainer, moments)
         if wanted == STOP:
-            raise moments.stop(trainer.global_step, code=_code(trainer, self._around))
+            raise moments.stop(trainer.global_step, code=_code(trainer))
 
     def _save(self, trainer: Any, moments: Moments) -> None:
         began = moments.begin()
@@ -204,9 +203,9 @@ def _something_follows(trainer: Any, batch_idx: int) -> bool:
     return bool((batch + 1) % every == 0)
 
 
-def _code(trainer: Any, around: Surroundings) -> int:
-    """Return 0 for what a launcher watches: Lightning's own kills the main process for any other."""
-    return 0 if around.is_elastic or trainer.local_rank else COME_AGAIN
+def _code(trainer: Any) -> int:
+    """Return 0 for what Lightning's own launcher watches: it kills the main process for any other."""
+    return 0 if trainer.local_rank else COME_AGAIN
 
 
 def _several(loaders: Any) -> list[Any]:

@@ -15,6 +15,8 @@ from provisioner.node.torch.surroundings import Surroundings, say
 
 COME_AGAIN = 75
 """EX_TEMPFAIL: the work is saved and not done."""
+WORD_S = 10.0
+"""How long a process waits for its own launcher's word after another launcher's processes had to stop, in seconds."""
 
 
 class Stopped(SystemExit):
@@ -85,13 +87,25 @@ class Moments:
         self.saved_step, self._saved_at = step, self._monotonic()
         self._save_s = self._saved_at - began
 
-    def stop(self, step: int, *, code: int | None = None) -> Stopped:
-        """Wait for the other processes; return what is to be raised. ``code``: what a launcher of its own wants."""
+    def stop(self, step: int, *, code: int = COME_AGAIN) -> Stopped:
+        """Wait for the other processes; return what is to be raised, with ``code`` where no torchrun watches."""
+        asked = {launcher for launcher, reason in self.ranks.all((self._around.launcher, self._reason)) if reason}
         self.ranks.close()
         self.say(f"{self._reason or 'another process has to stop'}: step {step} is saved; leaving")
-        if code is None:  # torchrun would start the workers again for any other code than 0
-            code = 0 if self._around.is_elastic else COME_AGAIN
+        if self._around.is_elastic:
+            code = 0 if self._around.launcher in asked or self._is_told() else COME_AGAIN
         return Stopped(self._reason, code)
+
+    def _is_told(self) -> bool:
+        """Wait for the word of this process's launcher, where others have had theirs; say whether it came.
+
+        torchrun takes 0 for the end of the training, and starts its workers again, with the launchers that are left,
+        for any other code.
+        """
+        end = self._monotonic() + WORD_S
+        while not self.stopping and self._monotonic() < end:
+            time.sleep(0.05)
+        return bool(self.stopping)
 
     def say(self, line: str) -> None:
         """Say a line on the first process's stderr."""

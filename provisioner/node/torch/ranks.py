@@ -48,6 +48,14 @@ class Ranks:
         dist.gather_object(value, found, dst=0, group=self._group)
         return found or []
 
+    def all(self, value: Any) -> list[Any]:
+        """Return the values of all processes, at each of them."""
+        if not self.together:
+            return [value]
+        found: list[Any] = [None] * self.count
+        dist.all_gather_object(found, value, group=self._group)
+        return found
+
     def same(self, value: Any) -> Any:
         """Return the first process's value at all of them."""
         if not self.together:

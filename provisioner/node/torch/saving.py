@@ -160,7 +160,7 @@ class Checkpointing:
             self._shards.finish()
 
     def _restore(self) -> None:
-        found = self._ranks.same([str(path) for path in folder.newest_first(self._around.restore_from)])
+        found = self._ranks.same([str(path) for path in folder.newest_first(*self._around.restore_from)])
         half: ValueError | None = None
         for path in map(Path, found):
             try:

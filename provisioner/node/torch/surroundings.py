@@ -32,10 +32,13 @@ class Surroundings:
         return Path(self._environ.get("FAILOVER_CHECKPOINT_DIR") or "checkpoints")
 
     @property
-    def restore_from(self) -> Path:
-        """Return where the last checkpoint lies: what the node restored; alone, where this script saves."""
+    def restore_from(self) -> list[Path]:
+        """Return where the last checkpoint may lie: where this script saves, and what the node restored before.
+
+        A launcher may have started the script again since then.
+        """
         given = self._environ.get("FAILOVER_RESTORE_PATH")
-        return Path(given) if given else self.checkpoints
+        return [self.checkpoints, *([Path(given)] if given else [])]
 
     @property
     def batch_scale(self) -> float:
@@ -52,6 +55,11 @@ class Surroundings:
     def is_elastic(self) -> bool:
         """Say whether torchrun started this process."""
         return "TORCHELASTIC_RUN_ID" in self._environ
+
+    @property
+    def launcher(self) -> str:
+        """Return which of several torchruns started this process."""
+        return self._environ.get("GROUP_RANK", "0")
 
     def every_s(self) -> float:
         """Return the seconds between two saves, as they are advised just now."""
