@@ -89,6 +89,15 @@ class Outlook:
 
 
 @runtime_checkable
+class ListsPartly(Protocol):
+    """A cloud of several places, of which ``owned`` may hear some only."""
+
+    def heard(self, region: str) -> bool:
+        """Say whether the last ``owned`` has heard of everything in a region."""
+        ...
+
+
+@runtime_checkable
 class Foretells(Protocol):
     """A cloud that knows of a running machine what the machine cannot."""
 

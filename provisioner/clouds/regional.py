@@ -111,6 +111,7 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
         self._stack = stack or self._terraform_stack
         self._states = states
         self._substrates: dict[str, Region] = {}
+        self._unheard: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         self._connect()
 
@@ -144,11 +145,16 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
         empty list means that every place has answered. Raises CloudError.
         """
         found, silent = self._survey()
+        self._unheard = frozenset(silent)
         for place, error in silent.items():
             self._emit("owned_partly", cloud=self.name, place=place, problem=str(error))
         if silent and not found:
             raise _could_not_ask(silent)
         return found
+
+    def heard(self, region: str) -> bool:
+        """Say whether the last ``owned`` has heard of everything in a region; no for one that is not configured."""
+        return region in self._regions and self._place_of(region) not in self._unheard
 
     def tagged(self, regions: Sequence[str]) -> Findings:
         """List everything that carries our owner tag, in these regions too. What is silent hides nothing else."""
@@ -238,6 +244,10 @@ class RegionalCloud(ABC, Generic[Config, Spec, Region]):
     @abstractmethod
     def _places(self) -> Sequence[str]:
         """Name the places that are asked, one by one, for what is there of the job."""
+
+    @abstractmethod
+    def _place_of(self, region: str) -> str:
+        """Return the one of them that has a region."""
 
     @abstractmethod
     def _owned_in(self, place: str) -> Sequence[Owned]:

@@ -2,7 +2,7 @@
 
 Such a claim is entered in the ledger at the price of its offer, so that every limit counts it from when it was made.
 While the run goes on its cloud is asked for the machine. One that is found is given back, and counts as long as it was
-there; one that the cloud does not list, when it lists what else there is, was never made and costs nothing.
+there; one that the cloud does not list, whose place it has asked, was never made and costs nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from provisioner.clouds.base import ListsPartly
 from provisioner.controller.ledger import Bill, bill_of
 from provisioner.controller.records import Choice
 from provisioner.controller.strays import as_node, asked_at
@@ -25,8 +26,6 @@ LOOK_S: Final = 60.0
 """Between two looks, in seconds."""
 SETTLE_S: Final = 120.0
 """A machine that is not listed at one look, nor at another that is so much later, in seconds, was never made."""
-_LISTS_ALL: Final = frozenset({"autodl", "local"})
-"""Clouds that list everything, or raise. Of others a region has answered where something of it is listed."""
 
 
 class Unanswered:
@@ -53,7 +52,8 @@ class Unanswered:
         now = self._world.now()
         if self._enough.is_set() or now < self._looked_at + LOOK_S or (self._search and self._search.is_alive()):
             return
-        pending = self._world.ledger.unanswered()
+        names = self._world.cloud_names()  # an earlier run may have used another cloud
+        pending = [bill for bill in self._world.ledger.unanswered() if bill.cloud in names]
         if pending:
             self._looked_at = now
             self._search = threading.Thread(target=self._look, args=(pending,), name="unanswered", daemon=True)
@@ -80,12 +80,17 @@ class Unanswered:
         """Strike out what was never made, by what a cloud lists: it was not listed ``settle_s`` seconds ago either."""
         now = self._world.now()
         for bill in self._world.ledger.unanswered():
-            if bill.cloud != cloud or not _heard(bill, things):
+            if bill.cloud != cloud or not self._heard(bill):
                 continue
             if any(_made(bill, thing) for thing in things):
                 self._missing.pop(bill.token, None)
             elif now - self._missing.setdefault(bill.token, now) >= settle_s:
                 self._world.ledger.absent(cloud, bill.token, now)
+
+    def _heard(self, bill: Bill) -> bool:
+        """Say whether the place of a claim was heard when its cloud was asked for all that is there."""
+        cloud = self._world.cloud(bill.cloud)
+        return not isinstance(cloud, ListsPartly) or cloud.heard(bill.region)
 
     def _give_back(self, thing: Owned) -> None:
         world = self._world
@@ -97,8 +102,3 @@ class Unanswered:
 def _made(bill: Bill, thing: Owned) -> bool:
     """Say whether a thing is the machine of a claim. Some clouds have room for the beginning of its token only."""
     return thing.kind == "machine" and bool(thing.token) and bill.token.startswith(thing.token)
-
-
-def _heard(bill: Bill, things: Sequence[Owned]) -> bool:
-    """Say whether the place of a claim is in a list. An empty one is given only where every place has answered."""
-    return not things or bill.cloud in _LISTS_ALL or any(thing.region == bill.region for thing in things)

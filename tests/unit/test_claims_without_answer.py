@@ -183,8 +183,8 @@ def test_one_that_was_never_made_costs_nothing_once_its_cloud_has_not_listed_it_
 
 
 def test_a_list_without_its_region_proves_nothing(tmp_path: Path) -> None:
-    room = Silent(made=False)
-    room.there = [Owned("aws", "eu-west-1", "vpc", "vpc-2", "available", "digits")]
+    room: Any = Silent(made=False)
+    room.heard = lambda region: region != "us-east-1"
     job = Doubt(tmp_path, room)
     assert [job.after(3000), job.after(3000)] == ["", "budget of 2 USD reached"]
 
@@ -226,3 +226,11 @@ def test_a_race_that_is_run_again_enters_the_machine_that_it_finds_and_gives_bac
     job.at = 2800.0
     course.give_back(found.node)
     assert [(one.node, one.begun, one.ended, one.unanswered) for one in job.bills] == [("i-1", 1000.0, 2800.0, False)]
+
+
+def test_a_claim_of_an_earlier_run_at_a_cloud_that_the_file_has_no_more_is_left_as_it_is(tmp_path: Path) -> None:
+    job = Doubt(tmp_path, Silent(made=False))
+    elsewhere = replace(job.bills[0], cloud="autodl", token="t" * 32)
+    job.world.ledger.asked(elsewhere)
+    assert [job.after(60), job.after(120)] == ["", ""]
+    assert [one.cloud for one in job.bills] == ["autodl"]

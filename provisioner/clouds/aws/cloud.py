@@ -182,6 +182,9 @@ class AwsCloud(RegionalCloud[AwsConfig, StackSpec, Substrate]):
     def _places(self) -> Sequence[str]:
         return (*self._regions, inventory.GLOBAL)
 
+    def _place_of(self, region: str) -> str:
+        return region
+
     def _owned_in(self, place: str) -> Sequence[Owned]:
         if place != inventory.GLOBAL:
             return inventory.owned_in(self._account.region(place), self._job)

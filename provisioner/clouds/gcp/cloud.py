@@ -162,6 +162,9 @@ class GcpCloud(RegionalCloud[GcpConfig, GcpStackSpec, Substrate]):
     def _places(self) -> Sequence[str]:
         return tuple(self._projects)
 
+    def _place_of(self, region: str) -> str:
+        return self._project_of(region)
+
     def _owned_in(self, place: str) -> Sequence[Owned]:
         compute = self._projects[place]
         found = inventory.machines_and_disks(compute, self._job)

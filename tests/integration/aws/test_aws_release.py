@@ -221,6 +221,8 @@ def test_a_region_that_cannot_be_asked_hides_no_other_and_is_never_called_empty(
     room.box.emulator.faults.set([denied])
     assert ("machine", node.id) in {(thing.kind, thing.id) for thing in room.cloud.owned()}
     assert {event["place"] for event in room.events.told if event["kind"] == "owned_partly"} == {"us-west-2"}
+    heard = {region: room.cloud.heard(region) for region in ("us-east-1", "us-west-2", "eu-west-1")}
+    assert heard == {"us-east-1": True, "us-west-2": False, "eu-west-1": False}
     room.cloud.release(node)
     with pytest.raises(CloudError, match=r"^us-west-2 could not be asked: "):
         room.cloud.dismantle()

@@ -185,6 +185,7 @@ def test_a_project_that_cannot_be_asked_hides_no_other_and_is_never_called_empty
     node = claim(room)
     assert ("machine", node.id) in {(thing.kind, thing.id) for thing in room.cloud.owned()}
     assert {event["place"] for event in room.events.told if event["kind"] == "owned_partly"} == {"closed-project"}
+    assert (room.cloud.heard("us-central1"), room.cloud.heard("europe-west4")) == (True, False)
     room.cloud.release(node)
     with pytest.raises(CloudError, match=r"^closed-project could not be asked: "):
         room.cloud.dismantle()
