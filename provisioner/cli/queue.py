@@ -170,7 +170,7 @@ def _shown(row: QueuedJob, bills: list[Bill] | None, *, left: bool) -> dict[str,
     from provisioner.controller.costs import costs
 
     now = time.time()
-    running = [bill for bill in bills or () if bill.runs(now)]
+    running = [bill for bill in bills or () if bill.runs(now) and not bill.in_doubt]
     money = costs(bills, now) if bills else None
     controller = row.controller.rpartition(":")[0] + (" (gone)" if left else "")
     return {

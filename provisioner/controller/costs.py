@@ -67,7 +67,7 @@ def _machine(bill: Bill, now: float, since: float | None, overlap: float) -> dic
 
 
 def _role(bill: Bill, now: float) -> str:
-    if bill.unanswered and not bill.node:
+    if bill.in_doubt:
         return "unanswered"
     return "placement" if bill.watched else "claimed" if bill.runs(now) else "surplus"
 
@@ -144,8 +144,11 @@ def _egress(bills: Iterable[Bill]) -> dict[str, Any]:
 
 def _overlaps(bills: Sequence[Bill], now: float) -> list[float]:
     """Return for each machine how long the job had the one before it, too, in seconds."""
-    pairs = pairwise(bills)
-    return [0.0, *(max(0.0, min(one.until(now), two.until(now)) - two.begun) for one, two in pairs)]
+    found = [0.0]
+    for one, two in pairwise(bills):
+        overlap = min(one.until(now), two.until(now)) - two.begun
+        found.append(0.0 if one.in_doubt or two.in_doubt else max(0.0, overlap))
+    return found
 
 
 def _name(bill: Bill) -> str:

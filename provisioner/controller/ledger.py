@@ -80,7 +80,12 @@ class Bill:
     @property
     def bounded(self) -> bool:
         """Whether it costs that much at most: its price is not known, or it may not be there at all."""
-        return self.hourly is not None and (self.price is None or (self.unanswered and not self.node))
+        return self.hourly is not None and (self.price is None or self.in_doubt)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether nobody knows if it is there."""
+        return self.unanswered and not self.node
 
     def until(self, now: float) -> float:
         """Return when it ended, or until when it counts: a machine that nobody has seen go lasts no longer than ttl.
@@ -270,7 +275,8 @@ def all_bills(root: Path) -> list[Bill]:
 def _enter(found: list[Bill], bill: Bill) -> None:
     """Take a machine in. One whose claim was repeated after a crash is the same one: what was said last is recorded."""
     for position, one in enumerate(found):
-        if one.ended is None and (_same(one, bill.cloud, bill.node, bill.epoch) or _of_one_claim(one, bill)):
+        same = bool(bill.node) and _same(one, bill.cloud, bill.node, bill.epoch)
+        if one.ended is None and (same or _of_one_claim(one, bill)):
             found[position] = replace(one, unanswered=True) if bill.unanswered else replace(bill, run=one.run)
             return
     found.append(bill)

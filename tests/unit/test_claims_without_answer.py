@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -12,10 +14,13 @@ import pytest
 from click.testing import CliRunner
 
 from provisioner.cli.command import cli
+from provisioner.controller.costs import costs
 from provisioner.controller.course import WorldCourse
 from provisioner.controller.directory import JobRecord
 from provisioner.controller.ledger import Bill, Terms, bills
 from provisioner.controller.records import Begun, Choice, Published
+from provisioner.controller.serving.database import Database
+from provisioner.controller.serving.jobs import JobStore
 from provisioner.errors import CloudError, Unauthorized, Unreachable
 from provisioner.model import Failure, FailureKind, Gpu, Launch, Market, Money, Node, Offer, Owned, Scope, claim_token
 from tests.sweeps import JOB, aws, world
@@ -160,6 +165,13 @@ def test_a_claim_without_an_answer_counts_for_the_budget_until_it_is_known(tmp_p
     assert [(one.node, one.begun, one.unanswered) for one in job.bills] == [("", 1000.0, True)]
 
 
+def test_each_claim_of_a_search_counts_for_itself(tmp_path: Path) -> None:
+    job = Doubt(tmp_path, Silent(made=True, lists=False))
+    job.world.claim(Choice(replace(SECOND, zone="us-east-1c"), None, ""), 1, 0, Published((), None))
+    assert [one.zone for one in job.bills] == ["us-east-1b", "us-east-1c"]
+    assert [job.after(1799), job.after(1)] == ["", "budget of 2 USD reached"]
+
+
 def test_its_machine_is_given_back_while_the_job_goes_on_and_counts_for_as_long_as_it_was_there(tmp_path: Path) -> None:
     job = Doubt(tmp_path, Silent(made=True, lists=False))
     assert job.after(600) == ""
@@ -216,6 +228,17 @@ def test_cost_says_that_it_may_be_there(tmp_path: Path, monkeypatch: pytest.Monk
     shown = " ".join(CliRunner().invoke(cli, ["cost"]).output.split())
     assert "its claim had no answer: it may be there" in shown
     assert "digits: at most" in shown
+    job.at += 60
+    job.world.ledger.machine(replace(job.bills[0], node="i-2", token="u" * 32, unanswered=False, begun=1060.0))
+    assert [one["overlap_seconds"] for one in costs(job.bills, job.at)["jobs"][0]["machines"]] == [0.0, 0.0]
+    store = JobStore(Database())
+    store.submit("digits", "failover.yaml", b"")
+    monkeypatch.setattr(store, "jobs", lambda **_: [replace(one, submitted_at=0.0) for one in JobStore.jobs(store)])
+    monkeypatch.setattr("provisioner.cli.queue._store", lambda: nullcontext(store))
+    now = time.time()
+    job.world.ledger.asked(replace(job.bills[0], token="v" * 32, begun=now, ends_by=now + 600))
+    job.world.ledger.gone("aws", "i-2", job.at)
+    assert json.loads(CliRunner().invoke(cli, ["list", "--json"]).stdout)[0]["machine"] == "", "it is not its machine"
 
 
 def test_a_race_that_is_run_again_enters_the_machine_that_it_finds_and_gives_back(tmp_path: Path) -> None:
