@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -25,6 +26,10 @@ POOL: Final = 8
 BEGIN_S: Final = 15.0
 """How long a run that is said to go on may take until it does, in seconds."""
 _OVER: Final = frozenset({"SUCCESS", "ERROR"})
+
+
+class UnrecordedError(BaseException):
+    """A step could not be recorded. DBOS takes every Exception for the flow's own end, and records that."""
 
 
 class FlowRun:
@@ -46,6 +51,8 @@ class FlowRun:
         self.begun = threading.Event()
         self.steps = 0
         self.handle: WorkflowHandle[dict[str, object]] | None = None
+        self.outcome: Future[dict[str, object]] = Future()
+        """How it ended in this process, which a full disk may not have recorded."""
         self._after_step = after_step
         self._before_step = before_step
 
@@ -73,7 +80,9 @@ class FlowRun:
             return False
 
     def result(self) -> dict[str, object]:
-        """Return the report; raises what the flow raised."""
+        """Return the report; raises what the flow raised, SQLAlchemyError where a step could not be recorded."""
+        if self.outcome.done():
+            return self.outcome.result()
         if self.handle is None:
             message = "the flow was not started"
             raise RuntimeError(message)
@@ -170,6 +179,15 @@ def _run_flow() -> dict[str, object]:
         raise RuntimeError(message)
     flow.begun.set()
     try:
-        return Flow(flow.effects, flow.step).run()
+        report = Flow(flow.effects, flow.step).run()
+    except SQLAlchemyError as error:
+        flow.outcome.set_exception(error)
+        raise UnrecordedError from error
+    except Exception as error:
+        flow.outcome.set_exception(error)
+        raise
+    else:
+        flow.outcome.set_result(report)
+        return report
     finally:
         flow.ended.set()

@@ -200,6 +200,25 @@ def test_a_run_that_cannot_be_taken_up_as_its_disk_is_full_says_so_and_goes_on_w
     assert [placement["epoch"] for placement in json.loads(out)["placements"]] == [1], err
 
 
+def test_a_run_whose_disk_is_full_when_a_step_ends_says_so_and_goes_on_when_it_can(place: Place) -> None:
+    config = place.config(steps=60, pace=0.1)
+    with place.start("run", str(config), "--json") as controller:
+        place.wait_for_step(3)
+        with closing(sqlite3.connect(place.folder / "state/jobs/small/controller.1.sqlite", timeout=30)) as steps:
+            full = "SELECT RAISE(ABORT, 'database or disk is full')"
+            steps.execute(f"CREATE TRIGGER full BEFORE INSERT ON operation_outputs BEGIN {full}; END")
+            steps.commit()
+            out, err = controller.communicate(timeout=120)
+            assert (controller.returncode, out) == (5, ""), err
+            assert "the run's steps cannot be recorded" in err
+            assert f"go on when that is mended: failover run {config}" in err
+            steps.execute("DROP TRIGGER full")
+            steps.commit()
+    code, out, err = place.call("run", str(config), "--json")
+    assert code == 0, err
+    assert [placement["epoch"] for placement in json.loads(out)["placements"]] == [1], err
+
+
 def test_interrupted_it_leaves_the_job_running_and_says_how_to_come_back(place: Place) -> None:
     config = place.config(steps=400, pace=0.1)
     with place.start("run", str(config)) as controller:
