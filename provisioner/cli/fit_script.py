@@ -26,7 +26,7 @@ def measure(script: Path, arguments: Sequence[str], python: str, timeout_s: floa
         text = script.read_text("utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(f"{script}: {error.strerror}") from None
-    if not re.search(r"\bfit\b", text):
+    if not re.search(r"\bfit\b", text) and not _imports_neighbours(text, script.parent):
         raise ConfigError(f"{script} does not call fit()", hint=ADD)
     with tempfile.TemporaryDirectory(prefix="failover-fit-") as folder:
         target = Path(folder, "fit.json")
@@ -37,6 +37,12 @@ def measure(script: Path, arguments: Sequence[str], python: str, timeout_s: floa
             hint = "its last lines are above; --python names the interpreter that has PyTorch"
             raise ConfigError(f"{script} ended with {code} before it called fit()", hint=hint)
         return _read(target, script)
+
+
+def _imports_neighbours(text: str, folder: Path) -> bool:
+    """Say whether a script imports modules that lie beside it: one of them may call ``fit``."""
+    names = re.findall(r"^\s*(?:from|import)\s+([A-Za-z_]\w*)", text, re.MULTILINE)
+    return any((folder / f"{name}.py").is_file() or (folder / name).is_dir() for name in names)
 
 
 def _environment(folder: Path, target: Path) -> dict[str, str]:

@@ -24,7 +24,7 @@ class PassesConfig(Section):
         description="Memory at the peak, beside weights, gradients and optimizer state: the highest of these lines."
     )
     moved: LineConfig = Field(description="What kernels read and write.")
-    kernels: Annotated[int, Field(ge=0)] = Field(description="Kernels that are started.")
+    kernels: Annotated[int, Field(ge=0, le=10**9)] = Field(description="Kernels that are started.")
     flops: _Bytes | None = Field(
         default=None, description="FLOPs of matrix products for a sample. Left out, no time can be told."
     )

@@ -17,6 +17,7 @@ from provisioner import catalog
 from provisioner.cli.command import run as failover
 from provisioner.cli.fit import fit as fit_command
 from provisioner.config import parse
+from provisioner.errors import ConfigError
 from provisioner.fitting import CONTEXT, GIB, Card, Measured, Passes, choose, envelope, need, seconds
 from provisioner.planner import catalog_offers, plan, terms
 from provisioner.planner.work import speed
@@ -219,6 +220,44 @@ def test_what_goes_wrong_is_one_line(desk, capfd, body, options, words):
     assert words in said.err
     assert "Traceback" not in said.err
     assert not said.out
+
+
+def test_a_script_may_leave_fit_to_a_module_beside_it(desk):
+    script(desk, MEASURES)
+    (desk / "main.py").write_text("from train import *\n")
+    answer = CliRunner().invoke(fit_command, ["--json", "main.py", "--gpu", "T4", "--python", sys.executable])
+    assert answer.exit_code == 0, answer.output
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"weights": float("nan")}, "job.fit.weights"),
+        ({"batch": 0}, "job.fit.batch"),
+        ({"batch": True}, "job.fit.batch"),
+        ({"inputs": "many"}, "job.fit.inputs"),
+        ({"optimizer": -1}, "job.fit.optimizer"),
+        ({"gradients": 1e30}, "job.fit.gradients"),
+        ({"ways": {}}, "job.fit.ways"),
+        ({"ways": {"quarter": {}}}, "job.fit.ways.quarter"),
+        ({"ways": {"half": {"peak": []}}}, "job.fit.ways.half.peak"),
+        ({"ways": {"half": {"peak": [{"fixed": 1, "each": -1}]}}}, "job.fit.ways.half.peak[0].each"),
+        ({"ways": {"half": {"kernels": 10**400}}}, "job.fit.ways.half.kernels"),
+        ({"ways": {"half": {"flops": float("inf")}}}, "job.fit.ways.half.flops"),
+        ({"card": "T4"}, "job.fit.card"),
+    ],
+)
+def test_nonsense_in_job_fit_is_named_with_its_line(change, where):
+    measured = replace(NEEDS, ways={"half": PLAIN}).as_json()
+    for way, more in change.get("ways", {}).items():
+        change = {"ways": {way: {**measured["ways"]["half"], **more} if way == "half" else more}}
+    data = yaml.safe_load(FILE)
+    data["job"]["fit"] = {**measured, **change}
+    text = yaml.safe_dump(data)
+    with pytest.raises(ConfigError) as error:
+        parse(text.encode(), "failover.yaml", Path(), {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"})
+    assert str(error.value).startswith("failover.yaml:"), error.value
+    assert f"{where}: " in str(error.value), error.value
 
 
 def test_a_script_that_never_fits_is_not_even_started(desk, capfd):
