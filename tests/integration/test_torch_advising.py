@@ -93,6 +93,51 @@ def test_a_card_is_looked_at_beside_the_training_and_one_that_fails_ends_nothing
     run(CARD, tmp_path, ENVIRON)
 
 
+ODD = """
+from provisioner.node.torch import advising
+
+class Own:  # its own iterator, as NVIDIA DALI's are
+    def __init__(self):
+        self.left = 40
+    def __iter__(self):
+        return self
+    def __next__(self):
+        self.left -= 1
+        if self.left < 0:
+            raise StopIteration
+        return self.left
+
+class Slotted:
+    __slots__ = ("items",)
+    def __init__(self):
+        self.items = list(range(40))
+    def __iter__(self):
+        return iter(self.items)
+
+class Numbered:
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        return list(range(40))[index]
+
+for make in (Own, Slotted, Numbered):
+    loader = make()
+    with advising(loader, every_s=0, warm_up=1, say=lambda line: None) as watched:
+        found = iter(watched)
+        assert sorted([next(found) for _ in range(30)] + list(found)) == list(range(40)), make
+    assert type(loader) is make
+
+with advising(Own(), every_s=0, warm_up=1, say=lambda line: None) as watched:
+    found = iter(watched)
+    assert [next(found) for _ in range(15)]
+assert len(list(found)) == 25  # somebody goes on with it
+"""
+
+
+def test_loaders_of_other_makes_are_gone_through_as_they_were(tmp_path):
+    run(ODD, tmp_path, ENVIRON)
+
+
 def test_a_loop_tells_the_node(tmp_path):
     numbers = tmp_path / "efficiency.json"
     process = start(

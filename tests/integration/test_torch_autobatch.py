@@ -180,3 +180,41 @@ def test_the_example_ends_with_pieces_as_with_whole_batches_and_without_it_the_c
     assert (at_once, in_pieces) == ("pieces of 256", "pieces of 64")
     assert float(parts) == pytest.approx(float(whole), abs=1e-4)
     assert said.endswith("no room for 256 images\n")
+
+
+def test_a_buffer_that_the_model_replaces_goes_back_and_a_scale_that_is_still_sought_does_not_end_the_noise(tmp_path):
+    run(
+        SETUP
+        + """
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("last", None)
+    def forward(self, x):
+        self.seen, self.last = self.seen + len(x), x.mean(0)
+        return self.linear(x)
+
+card, model = Card(most=8), Counting()
+def loss_of(piece):
+    out = model(piece)
+    if len(piece) > card.most:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    return out.pow(2).mean()
+auto = AutoBatch(model, card=card, surroundings=Surroundings({}))
+auto.backward(torch.randn(32, 4), loss_of)
+assert auto.size == 8 and model.seen.item() == 32, model.seen
+
+scaler = torch.amp.GradScaler("cpu", init_scale=3e38)
+auto = AutoBatch(model, max_batch=8, card=card, surroundings=Surroundings({}), scaler=scaler, look_every=1)
+found = set()
+for number in range(12):
+    model.zero_grad()
+    auto.backward(1 + torch.randn(32, 4), loss_of)
+    scaler._scale.fill_(8.0)
+    found.add(auto.noise)
+assert found > {None}, found
+""",
+        tmp_path,
+    )

@@ -295,13 +295,58 @@ for make, kept in ((lambda p: torch.optim.SGD(p, lr=0.1), 0), (lambda p: torch.o
     )
 
 
+def test_a_model_of_one_block_many_times_with_buffers_that_it_replaces_stays_as_it_is(tmp_path):
+    run(
+        SETUP
+        + """
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        block = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+        self.embedding = nn.Embedding(10, 8)
+        self.blocks = nn.ModuleList([block] * 4)
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("last", None)
+    def forward(self, words):
+        self.seen, self.last = self.seen + len(words), words
+        x = self.embedding(words).mean(1)
+        for block in self.blocks:
+            x = block(x)
+        return x, "and more"
+
+model = Odd()
+optimizer = torch.optim.AdamW(model.parameters())
+batch = {"words": torch.randint(0, 10, (6, 3)), "labels": torch.randint(0, 8, (6,))}
+def loss_of(piece):
+    return nn.functional.cross_entropy(model(piece["words"])[0], piece["labels"])
+loss_of(batch).backward()
+optimizer.step()
+before = {name: one.clone() for name, one in model.state_dict().items()}
+last, random = model.last, torch.get_rng_state()
+plan = fit(model, batch, loss=loss_of, optimizer=optimizer)
+assert plan.micro_batch == 6
+assert set(before) == set(model.state_dict())
+assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items()), model.seen
+assert model.last is last and torch.equal(random, torch.get_rng_state())
+assert not any("forward" in vars(one) for one in model.modules())
+# SGD's momentum that is there already is counted as it is, not as Adam's
+sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+sgd.step()
+assert fit(model, batch, loss=loss_of, optimizer=sgd).measured.optimizer == plan.measured.gradients
+""",
+        tmp_path,
+    )
+
+
 def test_bad_input_is_named(tmp_path):
     run(
         SETUP
         + """
 model = digits()
 for options, words in (({"budget": "14 apples"}, "write bytes or '14 GiB'"), ({"budget": -1}, "is no memory"),
-                       ({"batch": 0}, "one sample or more"), ({}, "fit needs loss=")):
+                       ({"batch": 0}, "one sample or more"), ({}, "fit needs loss="),
+                       ({"loss": lambda piece: (model(piece).sum(), 1)}, "the loss is a tuple: it has to be one"),
+                       ({"loss": lambda piece: model(piece)}, "the loss is shape (2, 10)")):
     try:
         fit(model, torch.rand(4, 1, 8, 8), **options)
     except ValueError as error:

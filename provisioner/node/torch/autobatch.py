@@ -7,6 +7,7 @@ pieces, with the same data and the same randomness.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from typing import Any, Callable, TypeVar
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from provisioner.node.torch import memory, pieces, randomness
+from provisioner.node.torch.buffers import Buffers
 from provisioner.node.torch.surroundings import Surroundings, say
 
 B = TypeVar("B")
@@ -88,7 +90,7 @@ class AutoBatch:
             try:
                 loss = self._pieces(batch, whole, size, loss_of)
                 break
-            except (RuntimeError, MemoryError) as error:
+            except RuntimeError as error:
                 if not memory.is_out_of_memory(error) or halvings == MOST_HALVINGS or size == 1 or self._together:
                     raise
             # out here the error is gone, and with it what its traceback kept alive
@@ -147,7 +149,7 @@ class _Before:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._random = randomness.capture()
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        self._buffers = Buffers(model)
         self._gradients = [
             (parameter, None if parameter.grad is None else parameter.grad.detach().clone())
             for parameter in model.parameters()
@@ -155,9 +157,7 @@ class _Before:
 
     def take_back(self) -> None:
         randomness.restore(self._random)
-        with torch.no_grad():
-            for buffer, kept in self._buffers:
-                buffer.copy_(kept)
+        self._buffers.put_back()
         for parameter, gradient in self._gradients:
             parameter.grad = None if gradient is None else gradient.clone()
 
@@ -176,12 +176,17 @@ class _Noise:
     def whole(self, model: torch.nn.Module, *, samples: int) -> float | None:
         small, few = self._small
         large = _square(model)
+        if not math.isfinite(small + large):  # a scaler that has not found its scale yet
+            return self._found()
         square = (samples * large - few * small) / (samples - few)
         trace = (small - large) / (1.0 / few - 1.0 / samples)
         keep = min(0.99, self._count / (self._count + 1.0))
         self._count += 1
         self._square = keep * self._square + (1.0 - keep) * square
         self._trace = keep * self._trace + (1.0 - keep) * trace
+        return self._found()
+
+    def _found(self) -> float | None:
         return self._trace / self._square if self._square > 0 and self._trace > 0 else None
 
 

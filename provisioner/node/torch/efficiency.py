@@ -27,7 +27,6 @@ LEAST = 20
 """Batches from which on something can be said."""
 
 
-_HEAP_TYPE = 1 << 9
 _become: Callable[[Any, type], None] = object.__dict__["__class__"].__set__
 """As an assignment to ``__class__``, also where a class makes a property of that, as Accelerate's loaders do."""
 
@@ -78,10 +77,10 @@ class Advising(Generic[L]):
             self._meter = Meter()
         self._meter.start()
         kind = type(self._loader)
-        if not kind.__flags__ & _HEAP_TYPE:  # a list, a generator: it cannot be of another class
+        try:  # It stays the same object, of a subclass: who holds it need not be told.
+            _become(self._loader, type(kind.__name__, (kind,), {"__iter__": self._iterating(kind)}))
+        except (AttributeError, TypeError):  # a list, a generator, one with slots: it cannot be of another class
             return cast("L", _Iterable(self, self._loader))
-        # It stays the same object, of a subclass: who holds it need not be told.
-        _become(self._loader, type(kind.__name__, (kind,), {"__iter__": self._iterating(kind)}))
         self._kind = kind
         return self._loader
 
@@ -118,10 +117,13 @@ class Advising(Generic[L]):
             yield batch
 
     def _iterating(self, kind: Any) -> Callable[[Any], Iterator[Any]]:
-        return lambda loader: self.through(iter(kind.__iter__(loader)))
+        iterate = kind.__iter__
+        return lambda loader: self.through(iterate(loader))
 
     def _took(self, worked: float, waited: float, now: float, *, is_first: bool) -> None:
         """Count a batch: what the one before it was worked on, and what this one was waited for, in seconds."""
+        if self._meter is None:  # closed, and somebody still goes on with the loader
+            return
         self._batches += 1
         if self._batches <= self._warm_up:
             if self._batches == self._warm_up:

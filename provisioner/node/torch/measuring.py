@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from provisioner.fitting import Passes, envelope
 from provisioner.node.torch import pieces, randomness
+from provisioner.node.torch.buffers import Buffers
 
 SIZES = (2, 3)
 """Samples of the micro-batches that are measured: two points of each line. With one, BatchNorm would refuse."""
@@ -56,6 +57,8 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int | None:
 
     A copy makes the step on tensors without data; the optimizer and its parameters are left alone.
     """
+    if optimizer.state:  # it has trained already
+        return size_of(_tensors(list(optimizer.state.values())))
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     twins = {id(one): torch.empty_like(one, device="meta", requires_grad=one.requires_grad) for one in parameters}
     try:
@@ -72,7 +75,7 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int | None:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Give gradients, buffers and random generators back as they were. Within, all gradients are there and are zero."""
     random = randomness.capture()
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    buffers = Buffers(model)
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in gradients:
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
@@ -81,9 +84,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter, gradient in gradients:
             parameter.grad = gradient
-        with torch.no_grad():
-            for buffer, kept in buffers:
-                buffer.copy_(kept)
+        buffers.put_back()
         randomness.restore(random)
 
 
@@ -164,6 +165,9 @@ def _run(model: nn.Module, micro_batch: Any, loss_of: Callable[[Any], torch.Tens
             if kind == "cpu":
                 stack.enter_context(_AsOnCards())
         loss = loss_of(micro_batch)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+        raise ValueError(f"the loss is {found}: it has to be one number, the mean over the samples")
     loss.backward()
 
 

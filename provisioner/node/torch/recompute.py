@@ -23,12 +23,12 @@ def blocks(model: nn.Module, names: Sequence[str] = ()) -> list[nn.Module]:
     """
     if names:
         known = dict(model.named_modules())
-        return [known[name] for name in names]
+        return list(dict.fromkeys(known[name] for name in names))
     best: tuple[int, list[nn.Module]] = (0, [])
     for container in model.modules():
         if not isinstance(container, (nn.Sequential, nn.ModuleList)):
             continue
-        children = [child for child in container if list(child.children())]
+        children = [child for child in dict.fromkeys(container) if list(child.children())]
         for kind in {type(child) for child in children}:
             alike = [child for child in children if type(child) is kind]
             size = sum(parameter.numel() for child in alike for parameter in child.parameters())
