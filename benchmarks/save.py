@@ -95,7 +95,7 @@ def _ours(state: dict[str, Any], folder: Path, number: int) -> tuple[float, floa
 
     def write(parts: Any) -> None:
         place.write(folder, number, parts, frozen={}, rest={}, metrics={})
-        place.prune(folder, 2)
+        place.prune(folder, 2, number)
 
     writer.save({"model": state}, write)
     held = time.perf_counter() - began

@@ -225,6 +225,44 @@ def test_a_slow_disk_holds_no_step_and_the_newest_state_is_the_one_that_is_writt
     )
 
 
+def test_a_disk_that_is_full_for_one_save_costs_that_save_and_for_two_ends_the_training(tmp_path):
+    said = run(
+        """
+        import resource, sys, time
+        from pathlib import Path
+        import torch
+        from provisioner.node.torch import checkpointing
+        from provisioner.node.torch.surroundings import Surroundings
+
+        sys.stderr = sys.stdout
+        none = resource.getrlimit(resource.RLIMIT_FSIZE)
+        def full(is_full):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (5000 if is_full else none[0], none[1]))
+
+        def train(folder, *fulls):
+            around = Surroundings({"FAILOVER_CHECKPOINT_DIR": folder})
+            with checkpointing(torch.nn.Linear(100, 100), every_s=0, surroundings=around) as run:
+                for is_full in fulls:
+                    full(is_full)
+                    run.step()
+                    with run._writer._changed:
+                        run._writer._changed.wait_for(lambda: not run._writer._waiting and not run._writer._busy)
+            return [path.name for path in Path(folder).iterdir()]
+
+        assert sorted(train("once", False, True, False, True, False)) == ["step-3", "step-5"]
+        try:
+            train("twice", False, True, True, False)
+        except OSError as error:
+            full(False)
+            assert [path.name for path in Path("twice").iterdir()] == ["step-1"]
+        else:
+            raise AssertionError("twice in a row is told")
+        """,
+        tmp_path,
+    )
+    assert said.count("failover: a checkpoint was not written (OSError: [Errno 27] File too large") == 4
+
+
 PROCESSES = """
 import os, random, sys, time
 import torch

@@ -88,6 +88,8 @@ class Accelerated(Generic[B]):
         accelerator.register_for_checkpointing(self)
 
     def __enter__(self) -> Accelerated[B]:
+        if self._moments.ranks.rank == 0:
+            files.sweep(self._around.checkpoints)
         found = files.newest_first(*self._around.restore_from)
         newest = next((str(path) for path in found if (path / _WHOLE).is_file()), None)
         newest = self._moments.ranks.same(newest)
@@ -148,7 +150,7 @@ class Accelerated(Generic[B]):
         if ranks.rank == 0:
             (draft / _WHOLE).write_text(json.dumps({**_numbers(self._metrics), "step": self.done}), "ascii")
             files.put(draft, folder / f"step-{self.done}")
-            files.prune(folder, self._keep)
+            files.prune(folder, self._keep, self.done)
         self._moments.saved(self.done, began)
 
     def state_dict(self) -> dict[str, Any]:

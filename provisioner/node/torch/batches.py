@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
 
 from provisioner.node.torch import randomness
 from provisioner.node.torch.shield import shield
@@ -71,12 +71,16 @@ class Batches(Generic[B]):
             if self.epoch == epoch:  # the loop over the batches was left early, or another loader is used
                 self.set_epoch(epoch + 1)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the position."""
-        return {"epoch": self.epoch, "seen": self.seen, "seed": self._seed}
+        seeds = [seed for _, seed in self._generators]
+        return {"epoch": self.epoch, "seen": self.seen, "seed": self._seed, "generators": seeds}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a position."""
+        seeds = state.get("generators", ())
+        if len(seeds) == len(self._generators):
+            self._generators = [(one, int(seed)) for (one, _), seed in zip(self._generators, seeds)]
         self.epoch, self.seen, self._seed = int(state["epoch"]), int(state["seen"]), int(state["seed"])
         self._is_through = False
         if self._fetch is not None:
@@ -132,11 +136,13 @@ def _length(batches: Any) -> int | None:
 
 
 def can_be_skipped(loader: DataLoader[Any]) -> bool:
-    """Say whether batches can be passed over without loading them."""
+    """Say whether batches can be passed over without loading them: a subclass may do more with them than load."""
+    kind: Any = type(loader)
     return (
         not isinstance(loader.dataset, IterableDataset)
         and loader.batch_sampler is not None
         and not hasattr(loader, "state_dict")
+        and kind.__iter__ is DataLoader.__iter__
     )
 
 
@@ -168,6 +174,19 @@ class _Fetch:
             return self.collate(samples)
 
 
+class _Shown:
+    """A ``worker_init_fn``: what ``get_worker_info`` tells in the worker is the script's own dataset."""
+
+    def __init__(self, init: Any) -> None:
+        self.init = init
+
+    def __call__(self, worker: int) -> None:
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # it lets nobody assign
+        if self.init is not None:
+            self.init(worker)
+
+
 class _Plan:
     """A batch sampler that begins anywhere in the epoch.
 
@@ -179,7 +198,9 @@ class _Plan:
     def __init__(self, loader: Any) -> None:
         self._batches = loader.batch_sampler
         self._sampler = getattr(self._batches, "sampler", None)
-        self._shared = isinstance(self._sampler, DistributedSampler) and loader.batch_size is not None
+        kind: Any = type(self._sampler)
+        is_shared = isinstance(self._sampler, DistributedSampler) and kind.__iter__ is DistributedSampler.__iter__
+        self._shared = is_shared and loader.batch_size is not None
         self._stream = randomness.Stream(0)
         self._epoch = self._begin = self._first = 0
         self._ends: list[tuple[int, bool]] = []
@@ -245,7 +266,8 @@ def _whole_order(sampler: Any, epoch: int) -> Iterator[Any]:
 
 def _rebuilt(loader: Any, fetch: Any, plan: _Plan) -> DataLoader[Any]:
     """Return a loader with the same workers over our own dataset: a loader does not let its parts be exchanged."""
-    return DataLoader(fetch, batch_sampler=plan, collate_fn=_as_it_is, **ways_of(loader))
+    ways = {**ways_of(loader), "worker_init_fn": _Shown(loader.worker_init_fn)}
+    return DataLoader(fetch, batch_sampler=plan, collate_fn=_as_it_is, **ways)
 
 
 def ways_of(loader: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 _NAME = re.compile(r"(?:step|checkpoint)[-=](\d+)(?:\.ckpt)?\Z")
+_DRAFT = re.compile(r"\.(?:step|checkpoint)-\d+(?:\.ckpt)?(?:\.old)?\.tmp\Z")
 
 
 def newest_first(*folders: Path) -> list[Path]:
@@ -26,11 +27,16 @@ def is_whole(path: Path) -> bool:
     return path.is_dir() or zipfile.is_zipfile(path)
 
 
+def step_of(path: Path) -> int:
+    """Return the step that a name ends in."""
+    match = _NAME.search(path.name)
+    return int(match.group(1)) if match else 0
+
+
 def put(draft: Path, final: Path) -> None:
     """Give a finished draft its name, once its bytes are on the disk. What has that name already is replaced."""
-    for path in sorted(draft.rglob("*"), reverse=True) if draft.is_dir() else [draft]:
-        if path.is_file():
-            _sync(path)
+    for path in (*draft.rglob("*"), draft):
+        _sync(path)
     if final.exists():
         hide(final)
     draft.rename(final)
@@ -50,10 +56,21 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest of ours; a trainer's own, as ``epoch=3-step=40.ckpt``, are left alone."""
-    for path in [path for path in newest_first(folder) if _NAME.match(path.name)][keep:]:
+def prune(folder: Path, keep: int, step: int) -> None:
+    """Remove all but the newest of ours up to a step: what is above it could not be read, and does not count.
+
+    A trainer's own, as ``epoch=3-step=40.ckpt``, are left alone.
+    """
+    ours = [path for path in newest_first(folder) if _NAME.match(path.name)]
+    for path in [path for path in ours if step_of(path) <= step][keep:]:
         hide(path)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the drafts that a process which was killed has left."""
+    for path in folder.glob(".*.tmp"):
+        if _DRAFT.match(path.name):
+            remove(path)
 
 
 def hide(path: Path) -> None:

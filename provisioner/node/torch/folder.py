@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -37,7 +36,11 @@ def write(
 ) -> Path:
     """Write one checkpoint and return its path. What has that name already, damaged perhaps, is replaced."""
     begin(folder, step)
-    return publish(folder, step, parts, frozen=frozen, rest=rest, metrics=metrics)
+    try:
+        return publish(folder, step, parts, frozen=frozen, rest=rest, metrics=metrics)
+    except BaseException:  # on a full disk a half of it would be in the way of the next
+        files.remove(draft(folder, step))
+        raise
 
 
 def draft(folder: Path, step: int) -> Path:
@@ -67,15 +70,9 @@ def publish(
         for suffix, group in tensors.split(found, frozen.get(name, frozenset())):
             tensors.write(target / f"{name}{suffix}.safetensors", group)
     trees = {name: tree for name, (tree, _) in parts.items()}
-    with (target / TREES).open("wb") as file:
-        torch.save({"format": FORMAT, "step": step, "trees": trees, "rest": dict(rest)}, file)
-        file.flush()
-        os.fsync(file.fileno())
+    torch.save({"format": FORMAT, "step": step, "trees": trees, "rest": dict(rest)}, target / TREES)
     (target / METADATA).write_text(json.dumps({"step": step, **metrics}), "ascii")
-    if final.exists():
-        files.hide(final)
-    target.rename(final)
-    _sync(folder)
+    files.put(target, final)
     return final
 
 
@@ -92,8 +89,9 @@ def read(path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
         raise ValueError(f"{path} has no {TREES}: it was not saved by this toolkit") from None
     except Exception as error:  # a damaged file raises whatever the unpickler meets
         raise ValueError(f"{path / TREES}: {error}") from error
-    if state.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {state.get('format')}, this version reads {FORMAT}")
+    form = state.get("format") if isinstance(state, dict) else None
+    if form != FORMAT:
+        raise ValueError(f"{path} has format {form}, this version reads {FORMAT}")
     parts = {}
     for name, tree in state["trees"].items():
         found: dict[str, torch.Tensor] = {}
@@ -118,20 +116,7 @@ def newest_first(*folders: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest."""
-    for path in newest_first(folder)[keep:]:
-        doomed = path.with_name(f".{path.name}.tmp")
-        try:
-            path.rename(doomed)  # first out of sight, so that no half of it is ever taken for a checkpoint
-        except OSError:
-            continue
-        shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def prune(folder: Path, keep: int, step: int) -> None:
+    """Remove all but the newest up to a step: what is above it could not be read, and does not count."""
+    for path in [path for path in newest_first(folder) if files.step_of(path) <= step][keep:]:
+        files.hide(path)

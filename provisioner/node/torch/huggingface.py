@@ -142,7 +142,7 @@ class FailoverCallback(Told, TrainerCallback):  # type: ignore[misc, unused-igno
             numbers.update({name: value for name, value in entry.items() if _is_number(value)})
         (draft / "metadata.json").write_text(json.dumps({**numbers, "step": state.global_step}), "ascii")
         files.put(draft, folder / saved.name)
-        files.prune(folder, self._keep)
+        files.prune(folder, self._keep, state.global_step)
         best = state.best_model_checkpoint
         if self._is_ours and not (best and Path(best).resolve() == saved.resolve()):
             files.remove(saved)  # the script's own arguments did not ask for it

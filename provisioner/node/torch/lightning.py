@@ -182,7 +182,7 @@ class FailoverCallback(Told, _Base):  # type: ignore[misc, unused-ignore]
             if not draft.exists():
                 raise RuntimeError("FailoverCallback needs a CheckpointIO that has written when it returns")
             files.put(draft, final)
-            files.prune(folder, self._keep)
+            files.prune(folder, self._keep, step)
         moments.saved(step, began)
 
     def _unhook(self, pl_module: Any) -> None:

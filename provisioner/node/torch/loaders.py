@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from provisioner.node.torch.batches import Batches, can_be_skipped, run_seed, ways_of
 
@@ -46,8 +46,13 @@ class Shared(Batches[B]):
         if self._shared or not (dist.is_available() and dist.is_initialized()):
             return
         self._shared = True
-        if dist.get_world_size() == 1 or isinstance(loader.sampler, DistributedSampler) or not can_be_skipped(loader):
+        if dist.get_world_size() == 1 or isinstance(loader.sampler, DistributedSampler):
             return
+        if isinstance(loader.dataset, IterableDataset) or hasattr(loader, "state_dict"):
+            return
+        if not (can_be_skipped(loader) and loader.batch_size is not None and _is_plain(loader)):
+            what = "a loader with a sampler, a batch sampler or an __iter__ of its own cannot be shared out"
+            raise ValueError(f"{what}: give each process its part, and resumable(loader, share=False)")
         position = self.state_dict()
         sampler: Any = DistributedSampler(
             loader.dataset,
@@ -65,3 +70,11 @@ class Shared(Batches[B]):
         )
         super().__init__(shared, self._seed)
         self.load_state_dict(position)
+
+
+def _is_plain(loader: Any) -> bool:
+    """Say whether an epoch has each sample once: in order, or in any order."""
+    sampler = loader.sampler
+    return type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(loader.dataset)
+    )

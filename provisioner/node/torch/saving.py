@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import torch
 
-from provisioner.node.torch import folder, randomness, tensors
+from provisioner.node.torch import files, folder, randomness, tensors
 from provisioner.node.torch.batches import Batches, run_seed
 from provisioner.node.torch.efficiency import Advising
 from provisioner.node.torch.foreign import ForeignMemory
@@ -21,6 +22,12 @@ from provisioner.node.torch.writer import Writer
 
 if TYPE_CHECKING:
     from provisioner.node.torch.sharded import Shards
+
+
+_WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
+"""What wraps a module, and under which name."""
+_OPEN: set[Path] = set()
+"""Where trainings are saved just now: two would take each other's checkpoints for their own."""
 
 
 class Stateful(Protocol):
@@ -77,8 +84,20 @@ class Checkpointing:
         return self._around.batch_scale
 
     def __enter__(self) -> Checkpointing:  # noqa: PYI034 - typing.Self is not in Python 3.9
+        target = self._around.checkpoints.resolve()
+        if target in _OPEN:
+            raise RuntimeError(f"{target} has a training that goes on: give it these parts, too, by also={{...}}")
+        for name, state in self._states():
+            tensors.take_apart(name, state, tensors.as_it_is)  # not only after ten minutes
+        if self._ranks.rank == 0:
+            files.sweep(target)
         self._restore()
+        first = self._ranks.same(self.done)
+        if first != self.done:
+            where = "all processes have to see the same FAILOVER_CHECKPOINT_DIR"
+            raise RuntimeError(f"process {self._ranks.rank} is at step {self.done}, the first one at {first}: {where}")
         self._moments.listen()
+        _OPEN.add(target)
         if self._advising is not None:
             self._advising.start()
         return self
@@ -86,6 +105,7 @@ class Checkpointing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _OPEN.discard(self._around.checkpoints.resolve())
         if self._advising is not None:
             self._advising.close()
         try:
@@ -133,26 +153,31 @@ class Checkpointing:
 
             def write(parts: folder.Parts) -> None:
                 folder.write(target, step, parts, frozen=self._frozen, rest=rest, metrics=metrics)
-                folder.prune(target, self._keep)
+                folder.prune(target, self._keep, step)
 
-            self._writer.save({name: _bare(part).state_dict() for name, part in self._parts.items()}, write)
+            self._writer.save(dict(self._states()), write)
         self._moments.saved(self.done, began)
 
     def _save_shards(self, shards: Shards, target: Path, rest: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Let every process write its shards; the first one adds what is no shard, and gives it all its name."""
         shards.finish()
         step = self.done
-        states = {name: part.state_dict() for name, part in self._parts.items() if name not in shards.names}
-        parts = {name: tensors.take_apart(state, tensors.copied) for name, state in states.items()}
+        parts = {name: tensors.take_apart(name, state, tensors.copied) for name, state in self._states()}
 
         def publish() -> None:
             folder.publish(target, step, parts, frozen={}, rest=rest, metrics=metrics)
-            folder.prune(target, self._keep)
+            folder.prune(target, self._keep, step)
 
         if self._ranks.rank == 0:
             folder.begin(target, step)
         self._ranks.wait()  # what a killed save has left is gone before anybody writes
         shards.save(folder.draft(target, step), publish)
+
+    def _states(self) -> Iterator[tuple[str, Any]]:
+        """Yield the state of each part that is no shard."""
+        for name, part in self._parts.items():
+            if self._shards is None or name not in self._shards.names:
+                yield name, _bare(part).state_dict()
 
     def _finish(self) -> None:
         self._writer.finish()
@@ -176,8 +201,9 @@ class Checkpointing:
                 self._moments.say(f"passed over: {error}")
                 half = error
                 continue
-            for name in self._parts.keys() & parts.keys():
-                _bare(self._parts[name]).load_state_dict(parts[name])
+            for name, part in self._parts.items():
+                if name in parts and not _kept_nothing(part, parts[name]):
+                    _bare(part).load_state_dict(parts[name])
             self.batches.load_state_dict(rest["batches"])
             self._take_own(rest["processes"])
             self.done, self._moments.saved_step, self.restored = step, step, True
@@ -241,10 +267,13 @@ def checkpointing(
 
     Under torch.distributed every process calls it, after the group was made; the first one writes.
 
-    Raises ValueError for a checkpoint that lacks one of the parts.
+    Raises ValueError for a checkpoint that lacks one of the parts, TypeError for a state that cannot be kept.
     """
-    named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **(also or {})}
-    parts = {name: part for name, part in named.items() if part is not None}
+    named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+    for name in also or {}:
+        if named.get(name) is not None or not re.fullmatch(r"[\w-]+", name):
+            raise ValueError(f"also: {name!r} names a part already, or is no name of letters, digits, _ and -")
+    parts = {name: part for name, part in {**named, **(also or {})}.items() if part is not None}
     for name, part in parts.items():
         if not callable(getattr(part, "state_dict", None)) or not callable(getattr(part, "load_state_dict", None)):
             raise TypeError(f"{name} has no state_dict and load_state_dict")
@@ -263,16 +292,13 @@ def checkpointing(
 
 def _bare(part: Any) -> Any:
     """Return a module without what wraps it, so that its names are the same with one process and with many."""
-    for wrapper in ("module", "_orig_mod"):
-        inner = getattr(part, wrapper, None)
-        if isinstance(part, torch.nn.Module) and isinstance(inner, torch.nn.Module) and _wraps(part):
-            return _bare(inner)
-    return part
+    inner = _WRAPPERS.get(type(part).__name__) if isinstance(part, torch.nn.Module) else None
+    return part if inner is None else _bare(getattr(part, inner))
 
 
-def _wraps(part: Any) -> bool:
-    kinds: Sequence[str] = ("DistributedDataParallel", "DataParallel", "OptimizedModule")
-    return type(part).__name__ in kinds
+def _kept_nothing(part: Any, state: Any) -> bool:
+    """Say whether there is nothing to take: a scaler that had nothing to do does not want to hear of that."""
+    return isinstance(state, dict) and not state and not isinstance(part, torch.nn.Module)
 
 
 def _shards(parts: Mapping[str, Any]) -> Shards | None:

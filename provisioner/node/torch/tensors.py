@@ -6,9 +6,14 @@ bytes from save to save and is uploaded once. The format is that of https://gith
 
 from __future__ import annotations
 
+import collections
+import copy
 import ctypes
+import io
 import json
+import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable
@@ -28,40 +33,75 @@ TYPES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
 }
 _BY_NAME = {name: dtype for dtype, name in TYPES.items()}
-_TENSOR = "\0tensor\0"
-"""Begins the text that stands in a tree for a tensor; the rest is its name."""
+_TENSOR, _NUMPY = "\0tensor\0", "\0numpy\0"
+"""Begin the text that stands in a tree for a tensor, or for numpy's number or array; its name, and strides, follow."""
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 _WRITE_BYTES = 8 << 20
 _ALIGN = 64
 
 Place = Callable[[str, torch.Tensor], torch.Tensor]
 
 
-def take_apart(tree: Any, place: Place) -> tuple[Any, dict[str, torch.Tensor]]:
+def take_apart(what: str, tree: Any, place: Place) -> tuple[Any, dict[str, torch.Tensor]]:
     """Return (tree without tensors, tensors by path). ``place(path, tensor)`` gives a tensor that may be kept.
 
-    A tensor that is in the tree twice, as tied weights are, is taken once.
+    A tensor that is in the tree twice, as tied weights are, is taken once. Raises TypeError, which names ``what`` and
+    the path, for what could be written but not read again.
     """
-    tensors: dict[str, torch.Tensor] = {}
-    known: dict[tuple[object, ...], str] = {}
+    apart = _Apart(what, place)
+    return apart.walk(tree, ""), apart.tensors
 
-    def walk(value: Any, path: str) -> Any:
+
+class _Apart:
+    """A tree that is being taken apart."""
+
+    def __init__(self, what: str, place: Place) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._what = what
+        self._place = place
+        self._known: dict[tuple[object, ...], str] = {}
+
+    def walk(self, value: Any, path: str) -> Any:
         if isinstance(value, torch.Tensor):
-            if value.layout is not torch.strided or value.dtype not in TYPES or value.is_quantized:
-                return value.detach().cpu().clone()
-            key = (value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
-            name = known.get(key) if value.numel() else None
-            if name is None:
-                name = known[key] = path
-                tensors[name] = place(name, value.detach())
-            return _TENSOR + name
-        if isinstance(value, dict):
-            return {key: walk(item, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
+            return self._tensor(value, path)
+        if isinstance(value, dict) and not isinstance(value, collections.Counter):
+            return {key: self.walk(item, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            items = [walk(item, f"{path}.{index}" if path else str(index)) for index, item in enumerate(value)]
+            items = [self.walk(item, f"{path}.{index}" if path else str(index)) for index, item in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
-        return value
+        return value if type(value) in _PLAIN else self._strange(value, path)
 
-    return walk(tree, ""), tensors
+    def _tensor(self, value: torch.Tensor, path: str) -> Any:
+        if value.layout is not torch.strided or value.dtype not in TYPES or value.is_quantized:
+            return value.detach().cpu().clone()
+        key = (value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
+        name = self._known.get(key) if value.numel() else None
+        if name is None:
+            name = self._known[key] = self._take(value, path)
+        return _TENSOR + name + _strides(value)
+
+    def _strange(self, value: Any, path: str) -> Any:
+        found = _from_numpy(value)
+        if found is not None:
+            return _NUMPY + self._take(found, path)
+        if _is_read_again(value):
+            return copy.copy(value)
+        if isinstance(value, dict):  # a Counter, for a PyTorch that does not know it
+            return dict(value)
+        what = f"{self._what}: {path} is a {type(value).__name__}, which a checkpoint cannot hold"
+        raise TypeError(f"{what}: make it a number, a text or a tensor (or torch.serialization.add_safe_globals)")
+
+    def _take(self, tensor: torch.Tensor, path: str) -> str:
+        name = path
+        while name in self.tensors:  # a key with a dot in it, or 1 beside "1"
+            name += "'"
+        self.tensors[name] = self._place(name, tensor.detach())
+        return name
+
+
+def as_it_is(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Copy nothing: a place for ``take_apart`` to see whether it can."""
+    return tensor
 
 
 def copied(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -74,7 +114,13 @@ def copied(name: str, tensor: torch.Tensor) -> torch.Tensor:
 def put_together(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Return what ``take_apart`` was given."""
     if isinstance(tree, str) and tree.startswith(_TENSOR):
-        return tensors[tree[len(_TENSOR) :]]
+        name, _, strides = tree[len(_TENSOR) :].partition("\0")
+        found = tensors[name]
+        return _laid_out(found, [int(one) for one in strides.split(",")]) if strides else found
+    if isinstance(tree, str) and tree.startswith(_NUMPY):
+        return tensors[tree[len(_NUMPY) :]].numpy()[()]
+    if isinstance(tree, collections.Counter):
+        return tree
     if isinstance(tree, dict):
         return {key: put_together(item, tensors) for key, item in tree.items()}
     if isinstance(tree, list):
@@ -98,7 +144,6 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         _write_all(file.fileno(), memoryview(len(text).to_bytes(8, "little") + text))
         for tensor in tensors.values():
             _write_all(file.fileno(), _bytes_of(tensor))
-        os.fsync(file.fileno())
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:
@@ -114,13 +159,15 @@ def read(path: Path) -> dict[str, torch.Tensor]:
             found: dict[str, torch.Tensor] = {}
             for name, entry in rows:
                 begin, end = entry["data_offsets"]
-                tensor = torch.empty(entry["shape"], dtype=_BY_NAME[entry["dtype"]])
-                if end - begin != tensor.numel() * tensor.element_size() or 8 + length + end > size:
+                dtype = _BY_NAME[entry["dtype"]]
+                itemsize = torch.empty(0, dtype=dtype).element_size()
+                if end - begin != math.prod(entry["shape"]) * itemsize or 8 + length + end > size:
                     raise ValueError(f"{path}: {name} is cut short")
+                tensor = torch.empty(entry["shape"], dtype=dtype)
                 file.seek(8 + length + begin)
                 _read_all(file, _bytes_of(tensor))
                 found[name] = tensor
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, RuntimeError, TypeError) as error:
             raise ValueError(f"{path}: damaged header: {error}") from error
         return found
 
@@ -162,6 +209,48 @@ def split(tensors: Mapping[str, torch.Tensor], frozen: frozenset[str]) -> Iterat
     for suffix, found in groups:
         if found:
             yield suffix, found
+
+
+def _strides(tensor: torch.Tensor) -> str:
+    """Return how a tensor lies in memory, where it is not row by row and can be laid out so again."""
+    rows = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
+        if stride != rows:
+            break
+        rows *= max(size, 1)
+    else:
+        return ""
+    if torch.empty_like(tensor, device="meta").stride() != tensor.stride():  # it overlaps, or leaves gaps
+        return ""
+    return "\0" + ",".join(map(str, tensor.stride()))
+
+
+def _laid_out(tensor: torch.Tensor, strides: list[int]) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+
+
+def _from_numpy(value: Any) -> torch.Tensor | None:
+    """Return the numbers of numpy's number or array; None for others, and where the format has none like them."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)):
+        return None
+    try:
+        found = torch.from_numpy(numpy.array(value))
+    except (TypeError, ValueError):
+        return None
+    return found if found.dtype in TYPES else None
+
+
+def _is_read_again(value: Any) -> bool:
+    """Say whether ``torch.load`` reads a value that ``torch.save`` wrote."""
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # noqa: BLE001 - whatever the pickler and the unpickler meet
+        return False
+    return True
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from provisioner.node.torch import files
 from provisioner.node.torch.efficiency import Advising
 from provisioner.node.torch.foreign import ForeignMemory
 from provisioner.node.torch.moments import Moments
@@ -37,6 +38,8 @@ class Told:
     def _begin(self) -> Moments:
         """Begin to listen; the process group is there."""
         moments = self._moments = Moments(self._every_s, self._around, watch=self._watch)
+        if moments.ranks.rank == 0:
+            files.sweep(self._around.checkpoints)
         moments.listen()
         return moments
 
