@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -360,6 +361,8 @@ def _taken_down(
                 message = f"process {pid} has not taken {name} down within {TAKE_DOWN_S:.0f} s"
                 raise CloudError(message, hint=f"kill it, then: failover down {name}")
             time.sleep(WAIT_S)
+            with suppress(OSError):  # a run that begins at this moment takes it for an earlier run's
+                (directory.path / "takedown").touch(mode=0o600)
             if on_event is not None:
                 told.show(on_event)
         report = directory.read_json("report.json")

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 
 from provisioner.controller.directory import JobDirectory, JobRecord, jobs, state_root
 from provisioner.controller.records import Begun
-from provisioner.controller.run import Controller, begin_record
+from provisioner.controller.run import Controller, begin_record, take_down
 from provisioner.errors import ConfigError
 
 HOLD = """
@@ -131,6 +133,33 @@ def test_a_file_that_is_saved_while_its_run_begins_counts_from_the_next_run_on(
 def test_who_wants_a_job_down_while_it_begins_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = begun(tmp_path, monkeypatch, lambda controller: (controller.directory.path / "takedown").touch())
     assert made.world().why_stop(Begun(0.0, 1), ()) == "taken down"
+
+
+def test_who_wants_a_job_down_says_so_until_its_controller_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that begins at that moment takes the wish for an earlier run's, and removes it."""
+    made = begun(tmp_path, monkeypatch, lambda _: None)
+    wish = made.directory.path / "takedown"
+    down = threading.Thread(target=take_down, args=("small", made.environ), kwargs={"say": lambda _: None})
+    with made.directory.lock():
+        down.start()
+        for _ in range(2):
+            until(wish.exists)
+            wish.unlink()
+        until(wish.exists)
+    down.join(60)
+    assert not down.is_alive()
+    record = made.directory.record()
+    assert record is not None
+    assert not record.open
+
+
+def until(ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_what_an_earlier_run_was_told_does_not_end_the_next_one(
