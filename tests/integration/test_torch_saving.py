@@ -126,6 +126,31 @@ def test_a_request_to_stop_saves_the_step_though_it_reaches_the_loaders_workers_
     assert 5 <= int(saved[1]) < LAST
 
 
+def test_a_request_to_stop_ends_no_worker_that_is_just_being_started(tmp_path):
+    said = run(
+        """
+        import os, signal
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        from torch.utils.data._utils import signal_handling
+        from provisioner.node.torch import checkpointing
+
+        begin = signal_handling._set_worker_signal_handlers
+
+        def struck():
+            begin()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        signal_handling._set_worker_signal_handlers = struck
+        loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=2, num_workers=2)
+        with checkpointing(torch.nn.Linear(1, 1), dataloader=loader) as run:
+            print([batch.tolist() for _ in run.epochs(2) for batch, in run.batches])
+        """,
+        tmp_path,
+    )
+    assert said == "[[0, 1], [2, 3], [4, 5], [0, 1], [2, 3], [4, 5]]\n"
+
+
 def test_under_the_node_nothing_is_installed_and_a_notice_costs_no_step(node_job: NodeJob):
     """The node's copy is what the script imports; the next machine goes on in the middle of the epoch."""
     where = f"{PYTHON} -c 'import provisioner; print(provisioner.__file__)'"
