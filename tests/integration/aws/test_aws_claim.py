@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import pytest
 
 from provisioner.clouds.base import Cloud
 from provisioner.clouds.clock import Clock
-from provisioner.model import Ending, Failure, FailureKind, Market, Node, NodeState, Scope
+from provisioner.controller.ledger import bills
+from provisioner.controller.records import Begun, Choice, Published
+from provisioner.model import Ending, Failure, FailureKind, Market, Money, Node, NodeState, Scope
 from tests import sweeps
 
 CAPACITY = {"action": "RunInstances", "code": "InsufficientInstanceCapacity"}
@@ -120,6 +123,32 @@ def test_r18_doubt_then_refusal_finds_the_machine_of_the_lost_answer(room: Any) 
     offer = room.offer()
     node = claimed(room.cloud.claim(offer, room.launch(offer)))
     assert room.box.living() == [node.id]
+
+
+def test_a_machine_whose_claim_was_not_answered_is_given_back_while_the_job_goes_on(room: Any, tmp_path: Path) -> None:
+    """EC2 made it, and then neither answers the claim nor says what the token made; later it lists it."""
+    places, policy = sweeps.aws(regions=["us-east-1"]), {"budget": "1 USD"}
+    made = sweeps.world({"aws": room.cloud}, places, tmp_path / "state", policy)
+    room.box.emulator.faults.set(
+        [
+            {"action": "RunInstances", "lost": True, "times": 1},
+            {"action": "RunInstances", "code": "UnauthorizedOperation"},
+            {"action": "DescribeInstances", "code": "UnauthorizedOperation"},
+        ]
+    )
+    offer = room.offer()
+    answer = made.claim(Choice(offer, Money(Decimal(1), "USD")), 1, 0, Published((), None))
+    assert answer.failure is not None
+    assert answer.failure.doubtful
+    [lost] = room.box.living()
+    [doubt] = made.ledger.unanswered()
+    room.box.emulator.faults.set([])
+    assert made.why_stop(Begun(doubt.begun, 1), ()) == ""
+    assert made.unanswered._search is not None
+    made.unanswered._search.join()
+    assert room.box.living() == []
+    [bill] = bills(made.directory.path)
+    assert (bill.node, bill.begun, bill.unanswered, bill.ended is None) == (lost, doubt.begun, False, False)
 
 
 KILLED = """
