@@ -117,9 +117,9 @@ def interrupted(work: Callable[[], object], folder: Path, count: int, *, last: i
     print("all equal", whole.read_text())
 
 
-def differ(work: Callable[[], object], *aways: str) -> None:
+def differ(work: Callable[[], object], *aways: str, processes: int = 1) -> None:
     """Take things away from ``work`` (``AWAY``), one by one: killed, it has to end otherwise than in one run."""
     for away in aways:
         for name, more in (("whole", {}), ("pieces", {"DIE": "6"}), ("pieces", {})):
-            train(work, f"{name}-{away}", RESULT=f"{name}-{away}.txt", AWAY=away, **more)
+            train(work, f"{name}-{away}", processes=processes, RESULT=f"{name}-{away}.txt", AWAY=away, **more)
         assert Path(f"whole-{away}.txt").read_text() != Path(f"pieces-{away}.txt").read_text(), away

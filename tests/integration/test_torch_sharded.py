@@ -70,9 +70,10 @@ def work():
                 if run.done == int(os.environ.get("TOLD", 0)) and rank == world - 1:
                     torch_forks.notice()
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.state_dict().values()]
-    digits = [tensor.double().sum().item().hex() for tensor in whole]
-    if rank == world - 1:
-        Path(os.environ["RESULT"]).write_text(" ".join([str(run.done), *digits]))
+    of_all = [None] * world  # buffers are each process's own
+    dist.all_gather_object(of_all, [tensor.double().sum().item().hex() for tensor in whole])
+    if rank == 0:
+        Path(os.environ["RESULT"]).write_text(" ".join([str(run.done), *sum(of_all, [])]))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -88,6 +89,29 @@ def sharded(text: str, tmp_path, **environ: str) -> str:
 def test_killed_in_a_save_or_told_to_go_sharded_runs_end_bit_for_bit_as_one_that_was_not(kind, tmp_path):
     said = sharded("torch_forks.interrupted(work, Path('.'), 2, last=14, processes=2)", tmp_path, KIND=kind)
     assert "all equal 16 " in said
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_without_shards_nothing_is_saved_and_without_its_own_buffers_a_process_goes_on_with_anothers(tmp_path):
+    sharded(
+        """
+from provisioner.node.torch import saving
+from provisioner.node.torch.sharded import Shards
+
+def without():
+    if os.environ["AWAY"] == "shards":
+        saving._shards = lambda parts: None
+    else:
+        Shards.take_own = lambda *_: None
+    work()
+
+assert 1 in torch_forks.train(without, "shards", processes=2, RESULT="shards.txt", AWAY="shards")
+assert torch_forks.steps("shards") == []
+torch_forks.differ(without, "buffers", processes=2)
+        """,
+        tmp_path,
+    )
 
 
 @pytest.mark.slow
