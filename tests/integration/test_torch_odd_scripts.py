@@ -311,6 +311,36 @@ for folder, pieces in (("whole", (99,)), ("pieces", (1, 2, 4, 5, 6))):
     )
 
 
+def test_workers_that_stay_keep_the_order_of_each_epoch_after_a_restart(tmp_path):
+    """A new loader draws a seed before its sampler does, one whose workers stayed does not."""
+    run(
+        SETUP
+        + LOADERS
+        + """
+def make(**ways):
+    torch.manual_seed(5)
+    return DataLoader(Numbers(), batch_size=4, shuffle=True, **ways)
+
+stay = {"num_workers": 1, "persistent_workers": True}
+whole = through(make(**stay), "whole")
+pieces = sum((through(make(**stay), "pieces", (last,)) for last in (4, 5, 6)), [])
+assert whole == pieces == through(make(), "alone"), (whole, pieces)
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(torch.randperm(12))
+
+def make(**ways):
+    torch.manual_seed(5)
+    return DataLoader(Stream(), batch_size=4, **ways)
+
+whole = through(make(**stay), "whole-stream")
+assert whole == sum((through(make(**stay), "pieces-stream", (last,)) for last in (4, 5, 6)), []), whole
+""",
+        tmp_path,
+    )
+
+
 def test_a_worker_sees_the_scripts_own_dataset(tmp_path):
     run(
         SETUP

@@ -105,7 +105,7 @@ class Batches(Generic[B]):
         assert self._plan is not None  # noqa: S101 - the caller looked
         plan = self._plan
         plan.begin(stream, self.epoch, self.seen)
-        with stream:  # a loader draws a seed for its workers
+        with randomness.Stream(self._seed):  # a loader draws a seed for its workers; for those that stay, once
             batches = iter(self._seekable)
         for number, batch in enumerate(batches):
             self.seen, self._is_through = plan.seen_after(number)
@@ -113,6 +113,8 @@ class Batches(Generic[B]):
 
     def _replay(self, stream: randomness.Stream) -> Iterator[B]:
         """Load what was seen once more and throw it away: a stream of data has no place to jump to."""
+        if getattr(self._loader, "persistent_workers", False):
+            vars(self._loader)["_iterator"] = None  # workers that stayed would draw other numbers than new ones
         with stream:
             batches = iter(self._loader)
         passed, whole = 0, _length(self._loader)
