@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 def submit(files: tuple[Path, ...], *, as_json: bool) -> int:
     """Put the jobs of these files into the queue; failover serve runs them.
 
-    Each runs with its file as it is now. Nothing is submitted if one of the files is wrong.
+    Each runs with its file as it is now. Nothing is submitted if one of the files is wrong, or its job is there.
     """
     from provisioner.config import content_of, parse
+    from provisioner.controller.serving.by_hand import refuse_if_there
     from provisioner.controller.serving.by_hand import submit as put
 
     contents = [(path, content_of(path)) for path in files]
@@ -38,6 +39,8 @@ def submit(files: tuple[Path, ...], *, as_json: bool) -> int:
     if twice:
         raise ConfigError(f"job {twice[0]} is in two of the files", hint="a job is known by its name: job.name")
     with _store() as store:
+        for name in names:
+            refuse_if_there(store, name)
         for path, text, config in configs:
             put(store, path, text, config)
             if not as_json:

@@ -70,9 +70,9 @@ def test_what_is_submitted_without_a_server_is_served_until_the_queue_is_empty(q
     good, bad = queue.job("good"), queue.job("bad", job={"env": {"FAIL_AT_END": "1"}})
     other = queue.job("other")
     queue.submit(good, bad, other)
-    code, _, err = queue.call("submit", str(good))
+    code, _, err = queue.call("submit", str(queue.job("later")), str(good))
     assert code == 2
-    assert "in the queue already" in err
+    assert "job good is in the queue already" in err
     assert queue.call("cancel", "other")[0] == 0
     code, _, err = queue.call("run", str(good))
     assert code == 2, "a run by hand would be a second one"

@@ -42,10 +42,19 @@ def submit(store: JobStore, path: Path, content: bytes, config: Config) -> None:
             raise ConfigError(str(held), hint=f"wait for its end, or: failover down {directory.name}") from None
         taken = False
     if not taken:
-        raise ConfigError(
-            f"job {directory.name} is in the queue already",
-            hint=f"failover list shows it; failover cancel {directory.name} takes it out",
-        )
+        raise _there(directory.name)
+
+
+def refuse_if_there(store: JobStore, name: str) -> None:
+    """Raise ConfigError for a job that is in the queue and has not ended."""
+    job = store.get(name)
+    if job is not None and job.state in OPEN:
+        raise _there(name)
+
+
+def _there(name: str) -> ConfigError:
+    hint = f"failover list shows it; failover cancel {name} takes it out"
+    return ConfigError(f"job {name} is in the queue already", hint=hint)
 
 
 @contextmanager
