@@ -329,6 +329,14 @@ assert set(before) == set(model.state_dict())
 assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items()), model.seen
 assert model.last is last and torch.equal(random, torch.get_rng_state())
 assert not any("forward" in vars(one) for one in model.modules())
+# an optimizer that steps in the backward pass
+stepped = []
+for one in model.parameters():
+    one.register_post_accumulate_grad_hook(stepped.append)
+fit(model, batch, loss=loss_of)
+assert not stepped
+loss_of(batch).backward()
+assert len(stepped) == len(list(model.parameters()))
 # SGD's momentum that is there already is counted as it is, not as Adam's
 sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 sgd.step()

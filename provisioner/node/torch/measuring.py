@@ -73,15 +73,25 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int | None:
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Give gradients, buffers and random generators back as they were. Within, all gradients are there and are zero."""
+    """Give gradients, buffers and random generators back as they were. Within, all gradients are there and are zero.
+
+    Nothing that hangs on a gradient is called.
+    """
     random = randomness.capture()
     buffers = Buffers(model)
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    # an optimizer that steps in the backward pass must not
+    found = [getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in model.parameters()]
+    hooks = [(hooks, dict(hooks)) for hooks in found if hooks]
+    for called, _ in hooks:
+        called.clear()
     for parameter, _ in gradients:
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     try:
         yield
     finally:
+        for called, kept in hooks:
+            called.update(kept)
         for parameter, gradient in gradients:
             parameter.grad = gradient
         buffers.put_back()
