@@ -191,7 +191,7 @@ def test_the_files_are_safetensors_and_a_frozen_base_keeps_its_bytes(tmp_path):
             for _ in range(2):
                 model[0](torch.ones(4)).sum().backward()
                 optimizer.step()
-                run.step(loss=torch.tensor(0.5), note="text")
+                run.step(loss=torch.tensor(0.5), note="text", none=float("nan"), many=torch.zeros(2))
                 run._writer.finish()
         found = load_file(here / "step-2" / "model.safetensors")
         state = model.state_dict()

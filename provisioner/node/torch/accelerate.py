@@ -6,7 +6,6 @@ Needs accelerate; ``import provisioner.node.torch`` does not import this.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -148,7 +147,7 @@ class Accelerated(Generic[B]):
         self._accelerator.save_state(str(draft))
         ranks.wait()  # each process writes a file of its own
         if ranks.rank == 0:
-            (draft / _WHOLE).write_text(json.dumps({**_numbers(self._metrics), "step": self.done}), "ascii")
+            (draft / _WHOLE).write_text(json.dumps({**files.numbers(self._metrics), "step": self.done}), "ascii")
             files.put(draft, folder / f"step-{self.done}")
             files.prune(folder, self._keep, self.done)
         self._moments.saved(self.done, began)
@@ -193,15 +192,3 @@ def checkpointing(
     return Accelerated(
         accelerator, dataloader, every_s=every_s, keep=keep, surroundings=around, watch=watch, advise=advise
     )
-
-
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    found = {}
-    for name, value in metrics.items():
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            continue
-        if math.isfinite(number):
-            found[name] = number
-    return found

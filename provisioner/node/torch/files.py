@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import re
 import shutil
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 _NAME = re.compile(r"(?:step|checkpoint)[-=](\d+)(?:\.ckpt)?\Z")
 _DRAFT = re.compile(r"\.(?:step|checkpoint)-\d+(?:\.ckpt)?(?:\.old)?\.tmp\Z")
@@ -25,6 +29,16 @@ def newest_first(*folders: Path) -> list[Path]:
 def is_whole(path: Path) -> bool:
     """Say whether a file of torch.save has its end. What is in it is read later; a directory is taken as it is."""
     return path.is_dir() or zipfile.is_zipfile(path)
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers: JSON has no others."""
+    found = {}
+    for name, value in metrics.items():
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):  # a text, a tensor of several numbers
+            if math.isfinite(number := float(value)):
+                found[name] = number
+    return found
 
 
 def step_of(path: Path) -> int:

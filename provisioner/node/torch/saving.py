@@ -146,7 +146,7 @@ class Checkpointing:
         of_all = self._ranks.gather(own)
         target, step = self._around.checkpoints, self.done
         rest = {"batches": self.batches.state_dict(), "processes": of_all}
-        metrics = {name: number for name, value in self._metrics.items() if (number := _number(value)) is not None}
+        metrics = files.numbers(self._metrics)
         if self._shards is not None:
             self._save_shards(self._shards, target, rest, metrics)
         elif self._ranks.rank == 0:
@@ -322,10 +322,3 @@ def _frozen(part: Any) -> frozenset[str]:
 def _detached(value: Any) -> Any:
     """Return a number without the graph that it was reckoned by; from a card it is fetched when it is saved."""
     return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
