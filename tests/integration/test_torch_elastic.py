@@ -39,6 +39,24 @@ dist.barrier()
 open(os.environ["FAILOVER_DONE_FILE"], "w").close()
 """
 
+# A process dies once, when a checkpoint is there.
+DYING = """
+import os, pathlib, time, torch, torch.distributed as dist
+from datetime import timedelta
+from provisioner.node.torch import checkpointing
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+dies = os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+with checkpointing(model, every_s=0) as run:
+    while run.done < 20:
+        model(torch.ones(1, 2)).sum().backward()
+        run.step()
+        while dies and run.done == 10:
+            time.sleep(0.05)
+            if list(pathlib.Path(os.environ["FAILOVER_CHECKPOINT_DIR"]).glob("step-*")):
+                os._exit(1)
+"""
+
 # The example; a process stands still where HALT says so, until it is killed or told to go: 2:9 is with two processes
 # after step 9 and later, 1:0-4 is alone up to step 4.
 HALTING = """
@@ -80,11 +98,12 @@ class Machines:
         self.running.append(process)
         return process
 
-    def launch(self, processes: int, *options: str, halt: str = "", kind: str = SHARDED) -> subprocess.Popen[str]:
+    def launch(
+        self, processes: int, *options: str, halt: str = "", kind: str = SHARDED, **more: str
+    ) -> subprocess.Popen[str]:
         torchrun = [str(PYTHON), "-m", "torch.distributed.run", f"--nproc-per-node={processes}", *options]
         example = [str(self.root / "halting.py"), "--epochs", "1", "--every", "0", *kind.split()]
-        more = {**FORKS, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        return self.start([*torchrun, *example], **more, HALT=halt, HALTED=f"{self.root}/halted-")
+        return self.start([*torchrun, *example], **FORKS, **more, HALT=halt, HALTED=f"{self.root}/halted-")
 
     def join(self, processes: int, *, halt: str = "", hosts: bool = False) -> subprocess.Popen[str]:
         """Start one of several launchers, as docs/torch/processes.md says, but for quicker timeouts."""
@@ -92,7 +111,7 @@ class Machines:
         meet = ["--rdzv-backend=c10d", "--rdzv-id=digits", f"--rdzv-endpoint={self.rendezvous}"]
         conf = f"--rdzv-conf=is_host={int(hosts)},{quick}"
         options = ["--nnodes=1:2", "--max-restarts=10", "--local-addr=127.0.0.1", *meet, conf]
-        return self.launch(processes, *options, halt=halt)
+        return self.launch(processes, *options, halt=halt, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
     def host(self) -> None:
         """Hold the rendezvous by a process of its own, by the line that the docs give."""
@@ -177,6 +196,16 @@ def test_torchrun_without_arguments_meets_where_the_node_says_and_its_id_holds_t
     assert node.wait(timeout=120) == 0, node.log()
     told = re.findall(r"told 1 0 127\.0\.0\.1:\d+ (\S+) 127\.0\.0\.1 2$", node.log(), re.MULTILINE)
     assert told == [f"{node_job.ref.name}-3"] * 2
+
+
+@pytest.mark.slow
+def test_where_a_worker_dies_torchrun_starts_all_of_the_machine_again_and_they_go_on(node_job: NodeJob, tmp_path):
+    script = tmp_path / "dying.py"
+    script.write_text(DYING)
+    node = node_job.start(1, [str(TORCHRUN), "--nproc-per-node=2", "--max-restarts=1", str(script)], steps=20)
+    assert node.wait(timeout=PATIENCE_S) == 0, node.log()
+    assert re.search(r"going on after step \d+ ", node.log())
+    assert max(node_job.steps_committed()) == 20
 
 
 @pytest.mark.slow

@@ -384,6 +384,15 @@ def test_started_again_on_its_machine_it_goes_on_from_what_it_saved_there_not_fr
     assert "done 3" in run(script, tmp_path, environ)
 
 
+def test_under_torchrun_a_reason_to_go_that_has_passed_meanwhile_is_no_failure(tmp_path):
+    script = """
+        from provisioner.node.torch.moments import Moments
+        from provisioner.node.torch.surroundings import Surroundings
+        assert Moments(surroundings=Surroundings({"TORCHELASTIC_RUN_ID": "digits"})).stop(3).code == 0
+    """
+    run(script, tmp_path, {"PYTHONPATH": str(ROOT)})
+
+
 def test_a_job_that_wants_no_signal_is_told_by_the_advice_alone(node_job: NodeJob, tmp_path):
     script = tmp_path / "told.py"
     script.write_text(

@@ -93,7 +93,7 @@ class Moments:
         self.ranks.close()
         self.say(f"{self._reason or 'another process has to stop'}: step {step} is saved; leaving")
         if self._around.is_elastic:
-            code = 0 if self._around.launcher in asked or self._is_told() else COME_AGAIN
+            code = 0 if not asked or self._around.launcher in asked or self._is_told() else COME_AGAIN
         return Stopped(self._reason, code)
 
     def _is_told(self) -> bool:
