@@ -60,7 +60,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(20240229)
     digits = load_digits()
-    sampler = DistributedSampler(digits, drop_last=True)  # else the last batch is filled up to a multiple of processes
+    # drop_last: else the last batch is filled up to a multiple of processes
+    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(digits, drop_last=True)
     loader = DataLoader(digits, batch_size=GLOBAL_BATCH // dist.get_world_size(), sampler=sampler, drop_last=True)
     model = wrapped(net(dropout=0.0), sharded=arguments.sharded, compress=arguments.compress)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
