@@ -96,7 +96,7 @@ def _new_identity() -> dict[str, Any]:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_before(now - timedelta(days=1))  # Terraform's clock may be behind ours, in a storm by hours
         .not_valid_after(now + timedelta(seconds=_VALID_S))
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
