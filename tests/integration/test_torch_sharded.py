@@ -120,7 +120,10 @@ def test_two_processes_one_and_three_cut_the_shards_anew(tmp_path):
         """
 def go(folder, processes, **environ):
     codes = torch_forks.train(work, folder, processes=processes, RESULT=folder + ".txt", EVEN="1", **environ)
-    assert set(codes) == ({-9} if environ else {0}), codes
+    if environ:  # the other one is killed with it, or finds that it is alone before that
+        assert {-9} <= set(codes) <= {-9, 1}, codes
+    else:
+        assert set(codes) == {0}, codes
     return [float.fromhex(one) for one in Path(folder + ".txt").read_text().split()] if not environ else []
 
 whole = go("whole", 2)
