@@ -100,7 +100,9 @@ def test_everything_sold_out_is_exit_code_3_and_names_every_place(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scenario", "cloud"), [("spot-notice", "aws"), ("spot-notice-gcp", "gcp")])
+@pytest.mark.parametrize(
+    ("scenario", "cloud"), [("spot-notice", "aws"), pytest.param("spot-notice-gcp", "gcp", marks=pytest.mark.long)]
+)
 def test_a_spot_notice_costs_no_step_and_the_last_commit_comes_before_the_deadline(
     tmp_path: Path, scenario: str, cloud: str
 ) -> None:

@@ -100,6 +100,7 @@ def test_r31_a_job_that_is_preempted_three_times_ends_as_one_that_was_left_alone
     assert {job.heartbeat(epoch)["end"]["reason"] for epoch in trained[:-1]} == {"signal SIGUSR1"}
 
 
+@pytest.mark.long
 def test_r31_a_preemption_that_sends_sigterm_is_requeued_by_slurm_and_goes_on(tmp_path, node_job):
     with slurm_cluster.cluster(tmp_path / "slurm", user_signal=False) as slurm:
         job = Job(slurm, node_job, node_job.trainer(steps=800, pause=0.05), 800)

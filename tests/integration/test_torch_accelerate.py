@@ -66,6 +66,7 @@ def test_killed_and_told_to_go_at_random_steps_it_ends_bit_for_bit_as_one_run(tm
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_save_and_leave_at_one_step_and_end_bit_for_bit_as_one_run(tmp_path):
     interrupted(SCRIPT, tmp_path, 3, processes=2)
 

@@ -237,6 +237,7 @@ def test_of_two_launchers_one_is_killed_the_other_goes_on_alone_and_then_with_a_
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_of_two_launchers_one_is_told_to_go_and_the_other_goes_on_without_losing_a_step(machines, whole):
     machines.host()
     first = machines.join(1, halt="1:5 2:9")
@@ -250,6 +251,7 @@ def test_of_two_launchers_one_is_told_to_go_and_the_other_goes_on_without_losing
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_launchers_whose_rendezvous_is_lost_end_and_say_so_and_the_same_command_goes_on(machines, whole):
     first = machines.join(1, halt="1:5 2:9", hosts=True)
     second = machines.join(1, halt="1:0-4")

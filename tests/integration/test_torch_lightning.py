@@ -86,6 +86,7 @@ def test_killed_and_told_to_go_at_random_steps_it_ends_bit_for_bit_as_one_run(tm
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_without_the_loader_or_the_random_generators_the_pieces_differ(tmp_path):
     differ(SCRIPT, tmp_path, "batches", "random")
 
