@@ -70,7 +70,6 @@ _NEVER_SENT: Final = frozenset(
         "ProxyError",
         "RefreshError",
         "SSLCertVerificationError",
-        "TransportError",
     }
 )
 """Errors of the clouds' libraries that mean: there was no connection, or no key, so nothing was asked for."""

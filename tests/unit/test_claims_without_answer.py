@@ -10,10 +10,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from botocore import exceptions as botocore_errors
 from click.testing import CliRunner
+from google.auth import exceptions as google_errors
 
 from provisioner.cli.command import cli
+from provisioner.clouds.meaning import never_sent
 from provisioner.controller.costs import costs
 from provisioner.controller.course import WorldCourse
 from provisioner.controller.directory import JobRecord
@@ -257,3 +261,25 @@ def test_a_claim_of_an_earlier_run_at_a_cloud_that_the_file_has_no_more_is_left_
     job.world.ledger.asked(elsewhere)
     assert [job.after(60), job.after(120)] == ["", ""]
     assert [one.cloud for one in job.bills] == ["autodl"]
+
+
+@pytest.mark.parametrize(
+    ("error", "not_sent"),
+    [
+        (httpx.ConnectError("refused"), True),
+        (httpx.ConnectTimeout("slow"), True),
+        (httpx.ReadTimeout("slow"), False),
+        (httpx.WriteTimeout("slow"), False),
+        (httpx.ReadError("reset"), False),
+        (httpx.RemoteProtocolError("closed"), False),
+        (google_errors.TransportError("no key"), True),
+        (google_errors.RefreshError("no key"), True),
+        (botocore_errors.EndpointConnectionError(endpoint_url="https://ec2"), True),
+        (botocore_errors.ReadTimeoutError(endpoint_url="https://ec2"), False),
+        (botocore_errors.ConnectionClosedError(endpoint_url="https://ec2"), False),
+    ],
+)
+def test_only_what_never_reached_its_cloud_is_beyond_doubt(error: Exception, not_sent: bool) -> None:
+    told = CloudError("no answer")
+    told.__context__ = error  # as `raise .. from None` leaves it
+    assert never_sent(told) is not_sent
