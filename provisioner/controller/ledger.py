@@ -205,7 +205,7 @@ class Ledger:
         with its cloud's price as what bounds it.
         """
         known = [one for one in bills(self._folder) if one.cloud == thing.cloud]
-        asked = next((one for one in known if one.unanswered and _is_token(thing.token, one.token)), None)
+        asked = next((one for one in known if one.unanswered and is_token(thing.token, one.token)), None)
         if asked is not None and asked.ended is None:
             begun = asked.begun if since is None else min(since, at)
             self.machine(replace(asked, node=thing.id, begun=begun, unanswered=False))
@@ -286,7 +286,7 @@ def _of_one_claim(one: Bill, other: Bill) -> bool:
     return bool(one.token) and (one.cloud, one.token) == (other.cloud, other.token)
 
 
-def _is_token(told: str, token: str) -> bool:
+def is_token(told: str, token: str) -> bool:
     """Say whether a cloud means this token: some have room for its beginning only."""
     return bool(told) and token.startswith(told)
 

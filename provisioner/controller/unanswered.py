@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from provisioner.clouds.base import ListsPartly
-from provisioner.controller.ledger import Bill, bill_of
+from provisioner.controller.ledger import Bill, bill_of, is_token
 from provisioner.controller.records import Choice
 from provisioner.controller.strays import as_node, asked_at
 from provisioner.errors import CloudError
@@ -100,5 +100,5 @@ class Unanswered:
 
 
 def _made(bill: Bill, thing: Owned) -> bool:
-    """Say whether a thing is the machine of a claim. Some clouds have room for the beginning of its token only."""
-    return thing.kind == "machine" and bool(thing.token) and bill.token.startswith(thing.token)
+    """Say whether a thing is the machine of a claim."""
+    return thing.kind == "machine" and is_token(thing.token, bill.token)

@@ -12,8 +12,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -179,22 +179,28 @@ def test_kill_9_then_run_again_goes_on_with_the_same_machine(place: Place) -> No
     assert report["final_step"] == 120
 
 
+@contextmanager
+def full_disk(place: Place, what: str) -> Iterator[None]:
+    """Let the run's steps be as on a full disk, for one kind of write."""
+    with closing(sqlite3.connect(place.folder / "state/jobs/small/controller.1.sqlite", timeout=30)) as steps:
+        steps.execute(f"CREATE TRIGGER full BEFORE {what} BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END")
+        steps.commit()
+        yield
+        steps.execute("DROP TRIGGER full")
+        steps.commit()
+
+
 @pytest.mark.slow
 def test_a_run_that_cannot_be_taken_up_as_its_disk_is_full_says_so_and_goes_on_when_it_can(place: Place) -> None:
     config = place.config(steps=300, pace=0.1)
     with place.start("run", str(config), "--json") as first:
         place.wait_for_step(3)
         first.send_signal(signal.SIGKILL)
-    with closing(sqlite3.connect(place.folder / "state/jobs/small/controller.1.sqlite", timeout=30)) as steps:
-        full = "SELECT RAISE(ABORT, 'database or disk is full')"
-        steps.execute(f"CREATE TRIGGER full BEFORE UPDATE ON workflow_status BEGIN {full}; END")
-        steps.commit()
+    with full_disk(place, "UPDATE ON workflow_status"):
         code, out, err = place.call("run", str(config), "--json")
         assert (code, out) == (5, ""), err
         assert "the run's steps cannot be recorded" in err
         assert f"go on when that is mended: failover run {config}" in err
-        steps.execute("DROP TRIGGER full")
-        steps.commit()
     code, out, err = place.call("run", str(config), "--json")
     assert code == 0, err
     assert [placement["epoch"] for placement in json.loads(out)["placements"]] == [1], err
@@ -204,16 +210,11 @@ def test_a_run_whose_disk_is_full_when_a_step_ends_says_so_and_goes_on_when_it_c
     config = place.config(steps=60, pace=0.1)
     with place.start("run", str(config), "--json") as controller:
         place.wait_for_step(3)
-        with closing(sqlite3.connect(place.folder / "state/jobs/small/controller.1.sqlite", timeout=30)) as steps:
-            full = "SELECT RAISE(ABORT, 'database or disk is full')"
-            steps.execute(f"CREATE TRIGGER full BEFORE INSERT ON operation_outputs BEGIN {full}; END")
-            steps.commit()
+        with full_disk(place, "INSERT ON operation_outputs"):
             out, err = controller.communicate(timeout=120)
             assert (controller.returncode, out) == (5, ""), err
             assert "the run's steps cannot be recorded" in err
             assert f"go on when that is mended: failover run {config}" in err
-            steps.execute("DROP TRIGGER full")
-            steps.commit()
     code, out, err = place.call("run", str(config), "--json")
     assert code == 0, err
     assert [placement["epoch"] for placement in json.loads(out)["placements"]] == [1], err
