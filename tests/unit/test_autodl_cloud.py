@@ -393,6 +393,18 @@ def test_a_create_whose_answer_is_lost_gives_exactly_one_machine(mode, kind):
 
 
 @MODES
+@pytest.mark.parametrize("kind", ["lost_answer", "truncated", "slow"])
+def test_a_create_whose_answer_and_look_up_are_lost_is_in_doubt(mode, kind):
+    setting = Setting(mode)
+    offer = setting.offer
+    setting.emulator.add_fault(Fault(kind, path=CREATE[mode], seconds=99))
+    setting.emulator.add_fault(Fault("status", path="*/list", count=99, skip=1, status=503))
+    failure = setting.cloud.claim(offer, LAUNCH)
+    assert isinstance(failure, Failure)
+    assert (failure.doubtful, len(setting.machines)) == (True, 1)
+
+
+@MODES
 def test_a_machine_that_shows_up_late_is_found_by_the_second_look(mode, monkeypatch):
     setting = Setting(mode)
     offer = setting.offer
